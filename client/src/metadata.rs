@@ -29,7 +29,7 @@ mod writer;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use lake_proto::kv::Revision;
@@ -37,7 +37,7 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use self::copies::{Namespaces, Nodes, Shards, follow};
-use self::noticing::Noticing;
+use self::noticing::{Noticing, UnderWay};
 pub use self::writer::{MetadataWriter, ModifyError};
 use crate::cache::counters::{Counters, Counting};
 use crate::cache::{CacheConfig, PointerCache, Resolved, Want};
@@ -57,6 +57,7 @@ pub struct Metadata {
     namespaces: Arc<ArcSwapOption<Namespaces>>,
     nodes: Arc<ArcSwapOption<Nodes>>,
     shards: Arc<ArcSwapOption<Shards>>,
+    under_way: Arc<UnderWay>,
 }
 
 impl Metadata {
@@ -65,7 +66,9 @@ impl Metadata {
         let store = one_key::over(store);
         let counting = Arc::new(Counting::default());
         let pointers = PointerCache::build(store.clone(), config, counting.clone(), rand::random());
-        let noticing: SharedStore = Arc::new(Noticing::new(store, pointers.downgrade(), counting));
+        let under_way = Arc::<UnderWay>::default();
+        let noticing = Noticing::new(store, pointers.downgrade(), counting, under_way.clone());
+        let noticing: SharedStore = Arc::new(noticing);
         let (namespaces, nodes) = (Arc::new(ArcSwapOption::empty()), Arc::new(ArcSwapOption::empty()));
         let shards = Arc::new(ArcSwapOption::empty());
         if noticing.capabilities().watch {
@@ -73,7 +76,7 @@ impl Metadata {
             pointers.spawn(follow(noticing.clone(), nodes.clone()));
             pointers.spawn(follow(noticing.clone(), shards.clone()));
         }
-        Self { pointers, catalog: Catalog::new(noticing), namespaces, nodes, shards }
+        Self { pointers, catalog: Catalog::new(noticing), namespaces, nodes, shards, under_way }
     }
 
     /// A table's pointer, if it is cached and fit for use: without a wait.
@@ -282,6 +285,11 @@ impl Metadata {
     /// What has been done so far: hits, misses, and calls by reason.
     pub fn counters(&self) -> Counters {
         self.pointers.counters()
+    }
+
+    /// How long that call has waited for the store's answer which waits longest, what the cache reads apart; `None`: none waits.
+    pub fn waiting(&self) -> Option<Duration> {
+        self.under_way.longest()
     }
 
     /// Tables whose pointers are cached now, or nearly so many.

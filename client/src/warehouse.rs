@@ -424,6 +424,7 @@ impl Catalog {
                 (Some(_), Wish::Create(_)) => return refused("it exists already".to_owned()),
                 (None, Wish::Change(_) | Wish::Remove) => return refused("it does not exist".to_owned()),
                 (None, Wish::Create(profile)) => {
+                    namespace.check_new()?;
                     when.push(Compare::absent(&key));
                     then.push(Op::put(&key, Namespace::without_properties(&key)?));
                     known.with(name, profile)

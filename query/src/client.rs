@@ -76,6 +76,15 @@ pub struct SqlClient {
     settings: Arc<Mutex<Settings>>,
 }
 
+/// How far a statement has come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SoFar {
+    /// The rows that it has inserted, updated or deleted.
+    pub rows: u64,
+    /// Why it goes no further, in words, if its node has waited for long.
+    pub waits: Option<String>,
+}
+
 /// The rows of a statement, as they come.
 pub struct Rows {
     pub schema: SchemaRef,
@@ -208,9 +217,8 @@ impl SqlClient {
         Ok(Rows { schema, notices: notices.into_iter().collect(), stale, command, endpoint, first, batches })
     }
 
-    /// How many rows a change that runs with this ticket's id has inserted, updated or deleted so far. `None`: it does not run at this
-    /// client's node, or that does not say.
-    pub async fn rows_so_far(&self, id: Uuid) -> Option<u64> {
+    /// How far a statement that runs with this ticket's id has come. `None`: it does not run at this client's node, or that does not say.
+    pub async fn so_far(&self, id: Uuid) -> Option<SoFar> {
         let ticket = StatementTicket { id, ..StatementTicket::new("") }.encode().ok()?;
         let info = FlightInfo::new().with_endpoint(FlightEndpoint::new().with_ticket(ticket));
         let mut request = Request::new(Action::new(PROGRESS, info.encode_to_vec()));
@@ -218,8 +226,13 @@ impl SqlClient {
             request.metadata_mut().insert("authorization", bearer.clone());
         }
         let answer = self.flight.clone().do_action(request).await.ok()?;
-        let rows = answer.into_inner().try_next().await.ok()??;
-        std::str::from_utf8(&rows.body).ok()?.parse().ok()
+        let mut answers = answer.into_inner();
+        let rows = answers.try_next().await.ok()??;
+        let rows = std::str::from_utf8(&rows.body).ok()?.parse().ok()?;
+        // A node of an earlier version says no more.
+        let waits = answers.try_next().await.ok().flatten();
+        let waits = waits.map(|waits| String::from_utf8_lossy(&waits.body).into_owned());
+        Some(SoFar { rows, waits })
     }
 
     /// Runs a statement and returns all its rows.

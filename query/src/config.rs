@@ -137,7 +137,7 @@ pub struct Options {
     /// Statements that take as long are logged with their text, in milliseconds [default: none]
     #[arg(long, env = "LAKE_QUERY_SLOW_STATEMENT_MS", value_name = "MS")]
     pub slow_statement_ms: Option<u64>,
-    /// Whether SQL may name files, the REST catalog register tables, and tables have local files, outside the warehouse [default: true on a loopback address, else false]
+    /// Whether SQL may name files, the REST catalog register tables, and tables have files, local or in a bucket, outside the warehouses [default: true on a loopback address, else false]
     #[arg(long, env = "LAKE_QUERY_ALLOW_LOCAL_FILES", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub allow_local_files: Option<bool>,
     /// How often a worker looks whether the tables of its shards need upkeep, in seconds [default: 30]

@@ -189,6 +189,30 @@ async fn columns_changed_while_a_statement_runs_are_a_conflict() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn tables_are_of_one_moment_also_where_the_metadata_of_one_is_gone() {
+    let store = Arc::new(Through { store: Arc::new(MemoryStore::new()), way: Mute });
+    // The nodes keep pointers for long, and nothing of what these name.
+    let change = |options| Options { pointer_ttl_ms: Some(600_000), metadata_cache_bytes: Some(0), ..options };
+    let cluster = Cluster::over(store, 2, change).await;
+    let (reader, writer) = (cluster.client(0).await, cluster.client(1).await);
+    for table in ["t", "u"] {
+        run(&writer, &format!("CREATE TABLE {table} AS SELECT 1 AS x")).await;
+    }
+    let sql = "SELECT (SELECT sum(x) FROM t) * 100 + (SELECT sum(x) FROM u)";
+    assert_eq!(number(&reader, sql).await, 101);
+    let before: Vec<_> =
+        cluster.files(".metadata.json").into_iter().filter(|file| file.to_string_lossy().contains("/t-")).collect();
+    run(&writer, "BEGIN").await;
+    run(&writer, "INSERT INTO t VALUES (10)").await;
+    run(&writer, "INSERT INTO u VALUES (10)").await;
+    run(&writer, "COMMIT").await;
+    assert!(!before.is_empty());
+    before.iter().for_each(|file| std::fs::remove_file(file).unwrap());
+    // Of t there is only the new version: u is not shown as it was before the transaction.
+    assert_eq!(number(&reader, sql).await, 1111);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn rows_go_by_the_partitioning_that_is_current() {
     let cluster = cluster().await;
     let client = cluster.client(0).await;

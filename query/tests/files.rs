@@ -123,6 +123,48 @@ async fn files_are_refused_where_they_are_not_allowed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_copy_writes_into_an_empty_directory_and_over_no_link_to_nothing() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    let home = cluster.dir.path().join("out");
+    std::fs::create_dir(&home).unwrap();
+    let path = |name: &str| home.join(name).display().to_string();
+    let count = |dir: &str| std::fs::read_dir(home.join(dir)).map_or(0, Iterator::count);
+    // By any name: with an ending or without one, as a path or as a URL.
+    for dir in ["a", "b.parquet"] {
+        for scheme in ["", "file://"] {
+            let target = format!("{scheme}{}", path(dir));
+            std::fs::create_dir(home.join(dir)).unwrap();
+            assert_eq!(number(&client, &format!("COPY (SELECT 1 AS a) TO '{target}' (OVERWRITE)")).await, 1);
+            let files = count(dir);
+            assert_eq!(number(&client, &format!("SELECT sum(a) FROM '{}/'", path(dir))).await, 1);
+            for options in ["", "(OVERWRITE)"] {
+                let error = refused(&client, &format!("COPY (SELECT 2 AS a) TO '{target}' {options}")).await;
+                assert!(error.kind == Kind::AlreadyExists, "{target} {options}: {:?} {error}", error.kind);
+            }
+            assert_eq!(count(dir), files);
+            std::fs::remove_dir_all(home.join(dir)).unwrap();
+        }
+    }
+    // What has no ending becomes a directory, of which nothing stays if the query fails.
+    let fails = "SELECT 1 / (value - 2) AS a FROM generate_series(0, 5)";
+    refused(&client, &format!("COPY ({fails}) TO '{}'", path("c"))).await;
+    assert_eq!(count("c"), 0);
+    assert_eq!(number(&client, &format!("COPY (SELECT 1 AS a) TO '{}'", path("c"))).await, 1);
+    refused(&client, &format!("COPY (SELECT 1 AS a) TO 'file://{}'", path("c"))).await;
+    assert_eq!(number(&client, &format!("SELECT sum(a) FROM '{}'", path("c"))).await, 1);
+
+    let (link, nothing) = (home.join("link.parquet"), home.join("nothing.parquet"));
+    std::os::unix::fs::symlink(&nothing, &link).unwrap();
+    for sql in ["COPY (SELECT 1 AS a) TO '{}'", "COPY (SELECT 1 AS a) TO '{}' (OVERWRITE)", "SELECT * FROM '{}'"] {
+        let error = refused(&client, &sql.replace("{}", &link.display().to_string())).await;
+        assert!(error.kind == Kind::Invalid && error.message.contains("symbolic link"), "{sql}: {error}");
+        assert!(error.message.contains("nothing.parquet") && !nothing.exists(), "{sql}: {error}");
+    }
+    assert!(link.is_symlink());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn damaged_files_are_named() {
     let cluster = Cluster::start(1).await;
     let client = cluster.client(0).await;
@@ -242,9 +284,21 @@ async fn a_damaged_table_is_an_error_that_names_the_file() {
     let data = cluster.files(".parquet").pop().unwrap();
     let bytes = std::fs::read(&data).unwrap();
     let name = data.file_name().unwrap().to_string_lossy().into_owned();
-    std::fs::write(&data, &bytes[..bytes.len() / 2]).unwrap();
-    let error = refused(&client, "SELECT n_name FROM t").await;
-    assert!(error.message.contains(&name), "{error}");
+    // Shorter than its footer is from its end, or too short for the columns of one that a node has read already; and longer.
+    for size in [bytes.len() / 2, bytes.len() - 1, 100, 0, bytes.len() + 9] {
+        let mut other = bytes.clone();
+        other.resize(size, 0);
+        std::fs::write(&data, other).unwrap();
+        let error = refused(&client, "SELECT n_name FROM t").await;
+        assert!(error.kind == Kind::Corrupt && error.message.contains(&name), "{size}: {:?} {error}", error.kind);
+        let told = format!("it has {size} bytes, and {} are expected", bytes.len());
+        assert!(error.message.contains(&told) && error.message.contains("put the whole file back"), "{size}: {error}");
+    }
+    std::fs::write(&data, &bytes).unwrap();
+    assert_eq!(text(&client, "SELECT min(n_nationkey) FROM (SELECT * FROM t LIMIT 5)").await, [["0"]]);
+    std::fs::write(&data, &bytes[..8]).unwrap();
+    let error = refused(&client, "SELECT n_comment FROM t").await;
+    assert!(error.message.contains("it has 8 bytes"), "{error}");
     std::fs::remove_file(&data).unwrap();
     let error = refused(&client, "SELECT n_comment FROM t").await;
     assert!(error.message.contains(&name), "{error}");

@@ -399,7 +399,7 @@ impl Shell {
         let mut telling = Telling::since(started);
         let id = Uuid::new_v4();
         let answer = self.client.execute_as(id, sql, None);
-        let rows = telling.until_answered(answer, async || self.client.rows_so_far(id).await).await?;
+        let rows = telling.until_answered(answer, async || self.client.so_far(id).await).await?;
         let is_change = rows.command.is_some();
         for notice in &rows.notices {
             telling.end();

@@ -1,8 +1,10 @@
-//! What a terminal is told of a statement that takes long: for how long it has, how many rows have come or were changed, and how to stop
-//! it.
+//! What a terminal is told of a statement that takes long: for how long it has, how many rows have come or were changed, what its node
+//! waits for, and how to stop it.
 
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
+
+use lake_query::client::SoFar;
 
 use crate::console::{Console, Progress};
 
@@ -33,6 +35,10 @@ impl Telling {
 
     /// Waits for what comes next, once so many rows have come.
     pub async fn during<T>(&mut self, rows: usize, work: impl Future<Output = T>) -> T {
+        self.telling(words(rows, None), work).await
+    }
+
+    async fn telling<T>(&mut self, words: String, work: impl Future<Output = T>) -> T {
         if !self.terminal {
             return work.await;
         }
@@ -49,16 +55,21 @@ impl Telling {
             progress.since(self.started.elapsed());
             progress
         });
-        shown.step(words(rows));
+        shown.step(words);
         work.await
     }
 
-    /// Waits for a statement's answer, which to a change comes once that is made. `ask`: how many rows it has changed so far.
-    pub async fn until_answered<T>(&mut self, work: impl Future<Output = T>, ask: impl AsyncFn() -> Option<u64>) -> T {
+    /// Waits for a statement's answer, which to a change comes once that is made. `ask`: how far it has come.
+    pub async fn until_answered<T>(
+        &mut self,
+        work: impl Future<Output = T>,
+        ask: impl AsyncFn() -> Option<SoFar>,
+    ) -> T {
         let mut work = std::pin::pin!(work);
-        let mut rows = 0;
+        let (mut rows, mut waits) = (0, None);
         loop {
-            if let Ok(done) = self.during(rows, tokio::time::timeout(ASKED_EVERY, &mut work)).await {
+            let words = words(rows, waits.as_deref());
+            if let Ok(done) = self.telling(words, tokio::time::timeout(ASKED_EVERY, &mut work)).await {
                 return done;
             }
             // Not before there is anybody to be told.
@@ -68,7 +79,9 @@ impl Telling {
                     done = &mut work => return done,
                     told = ask() => told,
                 };
-                rows = told.and_then(|told| usize::try_from(told).ok()).unwrap_or(rows);
+                if let Some(told) = told {
+                    (rows, waits) = (usize::try_from(told.rows).unwrap_or(usize::MAX), told.waits);
+                }
             }
         }
     }
@@ -86,11 +99,14 @@ impl Telling {
     }
 }
 
-fn words(rows: usize) -> String {
-    match rows {
-        0 => "running; Ctrl-C stops it".to_owned(),
-        rows => format!("{rows} rows so far; Ctrl-C stops it"),
-    }
+fn words(rows: usize, waits: Option<&str>) -> String {
+    let rows = match (rows, waits) {
+        (0, None) => "running; ".to_owned(),
+        (0, Some(_)) => String::new(),
+        (rows, _) => format!("{rows} rows so far; "),
+    };
+    let waits = waits.map(|waits| format!("{waits}; ")).unwrap_or_default();
+    format!("{rows}{waits}Ctrl-C stops it")
 }
 
 #[cfg(test)]
@@ -102,7 +118,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_change_is_asked_how_far_it_has_come_once_somebody_is_told() {
         let asked = AtomicU64::new(0);
-        let ask = async || Some(asked.fetch_add(1, Ordering::Relaxed));
+        let ask = async || Some(SoFar { rows: asked.fetch_add(1, Ordering::Relaxed), waits: None });
         let now = Instant::now();
         let mut telling = Telling { started: now, silent: now, terminal: true, shared: false, shown: None };
         telling.until_answered(tokio::time::sleep(TOLD_AFTER / 2), &ask).await;
@@ -113,5 +129,13 @@ mod tests {
         let mut nobody = Telling { started: now, silent: now, terminal: false, shared: false, shown: None };
         nobody.until_answered(tokio::time::sleep(ASKED_EVERY * 7 / 2), &ask).await;
         assert_eq!(asked.load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn what_is_waited_for_is_told_beside_the_rows() {
+        assert_eq!(words(0, None), "running; Ctrl-C stops it");
+        assert_eq!(words(7, None), "7 rows so far; Ctrl-C stops it");
+        assert_eq!(words(0, Some("nobody answers")), "nobody answers; Ctrl-C stops it");
+        assert_eq!(words(7, Some("nobody answers")), "7 rows so far; nobody answers; Ctrl-C stops it");
     }
 }

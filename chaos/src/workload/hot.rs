@@ -134,11 +134,18 @@ impl Shared {
 
     /// Makes a table unless it is there.
     pub(super) async fn make(&self, table: i64, node: u64, access: &mut Access) -> Result<(), Failure> {
-        let asks = if table == TENDED { tended::asks(expired_age_s(access.timeout)) } else { String::new() };
+        let asks = match table == TENDED {
+            true => tended::asks(expired_age_s(access.timeout)),
+            // The clients say how old what expires is.
+            false => format!(" WITH ({UNHELD})"),
+        };
         let sql = format!("CREATE TABLE IF NOT EXISTS {} (id BIGINT, v BIGINT){asks}", name(table));
         self.used.make(table, &sql, node, access).await
     }
 }
+
+/// The property by which snapshots expire as young as they are asked to: no statement of a run takes as long as some may.
+pub(super) const UNHELD: &str = "'lake.expire-snapshots.held-ms' = '0'";
 
 pub(super) fn name(table: i64) -> String {
     format!("{SCHEMA}.hot_{table}")

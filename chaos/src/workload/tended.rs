@@ -8,7 +8,7 @@ use std::time::Duration;
 use lake_client::clock;
 
 use super::access::Access;
-use super::hot::{Shared, append};
+use super::hot::{Shared, UNHELD, append};
 use super::statements::{SCHEMA, told};
 use crate::check::hot::RETAINED;
 use crate::history::{Fenced, Hot};
@@ -35,7 +35,7 @@ const TENDED_LOOK: Duration = Duration::from_millis(500);
 pub(super) fn asks(expired_age_s: u64) -> String {
     let kept_ms = 1_000 * TENDED_KEPT_S.max(expired_age_s);
     format!(
-        " WITH ('lake.compaction.enabled' = 'true', 'lake.expire-snapshots.enabled' = 'true', \
+        " WITH ({UNHELD}, 'lake.compaction.enabled' = 'true', 'lake.expire-snapshots.enabled' = 'true', \
          'history.expire.max-snapshot-age-ms' = '{kept_ms}', 'history.expire.min-snapshots-to-keep' = '{RETAINED}')"
     )
 }

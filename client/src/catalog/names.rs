@@ -1,7 +1,8 @@
 //! Namespaces and tables by name, and the keys and the paths of scopes that their names make.
 //!
 //! A name is one part of a key: it is not empty, and holds neither `/` nor a control character, so that no two names make one key
-//! and none makes another kind's.
+//! and none makes another kind's. What is new is not called `.` or `..` either, which the paths of URLs and files have a meaning for: a client
+//! of HTTP would ask for something else. What has such a name from before can be read, renamed and dropped.
 
 use std::fmt;
 use std::str::FromStr;
@@ -55,6 +56,14 @@ impl Namespace {
     /// The levels, outermost first.
     pub fn levels(&self) -> &[String] {
         &self.0
+    }
+
+    /// Whether there may be a new namespace of this name.
+    ///
+    /// # Errors
+    /// [`CatalogError::InvalidName`].
+    pub fn check_new(&self) -> Result<(), CatalogError> {
+        self.0.last().map_or(Ok(()), |level| check_new_name(level))
     }
 
     fn encoded(&self) -> String {
@@ -134,6 +143,14 @@ impl TableIdent {
         Ok(Self { namespace, name })
     }
 
+    /// Whether there may be a new table or view of this name.
+    ///
+    /// # Errors
+    /// [`CatalogError::InvalidName`].
+    pub fn check_new(&self) -> Result<(), CatalogError> {
+        check_new_name(&self.name)
+    }
+
     pub(crate) fn key(&self) -> String {
         format!("{}{}", self.namespace.table_prefix(), self.name)
     }
@@ -176,6 +193,17 @@ pub(super) fn validate_name(name: &str) -> Result<(), CatalogError> {
         return Ok(());
     };
     Err(CatalogError::InvalidName { name: name.chars().take(64).collect(), why })
+}
+
+/// Whether something new may have a name, which is a valid one.
+fn check_new_name(name: &str) -> Result<(), CatalogError> {
+    match name {
+        "." | ".." => Err(CatalogError::InvalidName {
+            name: name.to_owned(),
+            why: "a name is not '.' or '..', which mean something else in a path".to_owned(),
+        }),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -36,13 +36,14 @@ impl Catalog {
     /// Creates a namespace. Its parent, if it is nested, must exist.
     ///
     /// # Errors
-    /// `NamespaceExists`, `NamespaceNotFound` (the parent), `ScopeHeld`, or the store's.
+    /// `NamespaceExists`, `NamespaceNotFound` (the parent), `InvalidName`, `ScopeHeld`, or the store's.
     pub async fn create_namespace(
         &self,
         namespace: &Namespace,
         properties: BTreeMap<String, String>,
         deadline: Instant,
     ) -> Result<()> {
+        namespace.check_new()?;
         let mut in_doubt = false;
         let created = self.create_namespace_noting(namespace, properties, &mut in_doubt, deadline).await;
         created.map_err(|error| error.after_doubt(in_doubt))

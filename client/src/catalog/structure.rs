@@ -18,13 +18,14 @@ impl Catalog {
     /// Creates a table that points at `new`.
     ///
     /// # Errors
-    /// `TableExists`, `ViewExists`, `NamespaceNotFound`, `ScopeHeld`, `Registered` if another table has its uuid, or the store's.
+    /// `TableExists`, `ViewExists`, `NamespaceNotFound`, `InvalidName`, `ScopeHeld`, `Registered` if another table has its uuid, or the store's.
     pub async fn create_table(
         &self,
         table: &TableIdent,
         new: &TablePointer,
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
+        table.check_new()?;
         match self.store.capabilities().multi_key {
             true => self.create(Kind::Table, table, new, deadline).await,
             false => self.make_in_steps(table, new, None, deadline).await,
@@ -41,6 +42,7 @@ impl Catalog {
         new: &TablePointer,
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
+        view.check_new()?;
         self.create(Kind::View, view, new, deadline).await
     }
 
@@ -121,7 +123,7 @@ impl Catalog {
     /// Gives a table another name, in the same namespace or another one, whatever is committed to it meanwhile.
     ///
     /// # Errors
-    /// `TableNotFound`, `NamespaceNotFound` (the new one), `TableExists`, `ViewExists`, `ScopeHeld`, or the store's; `Conflict` if it has
+    /// `TableNotFound`, `NamespaceNotFound` (the new one), `InvalidName`, `TableExists`, `ViewExists`, `ScopeHeld`, or the store's; `Conflict` if it has
     /// left `from` after an attempt whose answer was lost, and is not at `to`: that may have moved it, and others since.
     pub async fn rename_table(
         &self,
@@ -152,6 +154,7 @@ impl Catalog {
         to: &TableIdent,
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
+        to.check_new()?;
         let keys = [kind.key(from), kind.key(to), kind.other().key(to), to.namespace.key()];
         for _ in 0..MAX_RACES {
             let read = self.store.batch_get(&keys, ReadOptions::default(), deadline).await?;

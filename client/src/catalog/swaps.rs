@@ -161,6 +161,7 @@ impl Catalog {
         in_doubt: &mut bool,
         deadline: Instant,
     ) -> Result<Vec<Versioned<TablePointer>>> {
+        changes.iter().filter(|change| change.expected.is_none()).try_for_each(|change| change.table.check_new())?;
         let multi_key = self.store.capabilities().multi_key;
         if let ([TableChange { table, expected: None, new }], [], false) = (changes, unchanged, multi_key) {
             return Ok(vec![self.create_table(table, new, deadline).await?]);

@@ -37,6 +37,42 @@ async fn created(catalog: &Catalog, table: &TableIdent) -> Versioned<TablePointe
 }
 
 #[tokio::test]
+async fn nothing_new_is_called_as_a_path_goes_up() {
+    let (store, catalog, namespace, table) = setup();
+    let there = created(&catalog, &table).await;
+    let is_refused = |error: CatalogError| {
+        assert!(matches!(&error, CatalogError::InvalidName { .. }) && error.applied() == Applied::No, "{error}");
+    };
+    for name in [".", ".."] {
+        let named = TableIdent::new(namespace.clone(), name).unwrap();
+        for namespace in [Namespace::new([name]).unwrap(), Namespace::new(["a", name]).unwrap()] {
+            is_refused(catalog.create_namespace(&namespace, BTreeMap::new(), soon()).await.unwrap_err());
+        }
+        is_refused(catalog.create_table(&named, &pointer(), soon()).await.unwrap_err());
+        is_refused(catalog.create_view(&named, &pointer(), soon()).await.unwrap_err());
+        is_refused(catalog.register_table(&named, &pointer(), None, soon()).await.unwrap_err());
+        is_refused(catalog.rename_table(&table, &named, soon()).await.unwrap_err());
+        let change = |table: &TableIdent, expected| TableChange { table: table.clone(), expected, new: pointer() };
+        let changes = [change(&table, Some(there.mod_revision)), change(&named, None)];
+        is_refused(catalog.change_tables(&changes, soon()).await.unwrap_err());
+
+        // What has such a name from before is read, gets another, or goes.
+        let value = Bytes::from(serde_json::to_vec(&pointer()).unwrap());
+        let old = async || {
+            store.cas(&named.key(), None, value.clone(), soon()).await.unwrap();
+            assert_eq!(catalog.list_tables(&namespace, soon()).await.unwrap(), [name, "t"]);
+            catalog.load_table(&named, soon()).await.unwrap().unwrap()
+        };
+        let other = TableIdent::new(namespace.clone(), "u").unwrap();
+        let (old_value, moved) = (old().await.value, catalog.rename_table(&named, &other, soon()).await.unwrap());
+        assert_eq!(moved.value, old_value);
+        catalog.drop_table(&other, moved.mod_revision, soon()).await.unwrap();
+        catalog.drop_table(&named, old().await.mod_revision, soon()).await.unwrap();
+    }
+    assert_eq!(catalog.load_table(&table, soon()).await.unwrap().unwrap().value, there.value);
+}
+
+#[tokio::test]
 async fn a_tree_of_namespaces_stays_a_tree() {
     let (_, catalog, nested, table) = setup();
     let parent: Namespace = "a".parse().unwrap();

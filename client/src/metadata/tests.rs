@@ -1,7 +1,6 @@
 //! The metadata of several nodes over one store.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures::StreamExt;
@@ -59,6 +58,25 @@ async fn what_one_node_does_it_sees_at_once_and_others_are_told() {
     assert_eq!(one.table(&table(), Want::by(soon())).await.unwrap().pointer(), None);
     one.close().await;
     two.close().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn how_long_a_call_waits_is_known_until_it_ends() {
+    let store = Arc::new(FaultyStore::default());
+    let metadata = Metadata::new(store.clone(), CacheConfig::default());
+    store.slow_gets.store(true, Ordering::SeqCst);
+    let namespace: Namespace = "n".parse().unwrap();
+    assert_eq!(metadata.waiting(), None);
+    let mut call = Box::pin(metadata.namespace_exists(&namespace, soon()));
+    let little = Duration::from_millis(20);
+    tokio::time::timeout(little, &mut call).await.unwrap_err();
+    let waiting = metadata.waiting().unwrap();
+    assert!(waiting >= little && waiting < little * 2, "{waiting:?}");
+    assert_eq!(call.await, Ok(false));
+    assert_eq!(metadata.waiting(), None);
+    // Also one that nobody waits for any more.
+    tokio::time::timeout(little, metadata.namespace_exists(&namespace, soon())).await.unwrap_err();
+    assert_eq!(metadata.waiting(), None);
 }
 
 #[tokio::test(start_paused = true)]

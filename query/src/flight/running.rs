@@ -28,8 +28,10 @@ use crate::error::{Error, Result};
 /// The action that cancels what a FlightInfo stands for.
 pub const CANCEL: &str = "CancelFlightInfo";
 /// The action that asks how many rows what a FlightInfo stands for has inserted, updated or deleted so far, in decimal digits. No answer:
-/// it does not run at this node.
+/// it does not run at this node. A second answer says in words what the node waits for, if that takes long.
 pub const PROGRESS: &str = "lake.Progress";
+/// How long the metadata must have been waited for, for that to be told.
+const WAITING_TOLD_AFTER: Duration = Duration::from_secs(2);
 /// How many nodes are asked at a time.
 const ASKED_AT_A_TIME: usize = 16;
 /// How long one may take.
@@ -136,6 +138,12 @@ impl Drop for Run {
             }
         }
     }
+}
+
+/// What this node waits for, if it has for long.
+pub fn waits_for(metadata: &Metadata) -> Option<String> {
+    let waiting = metadata.waiting().filter(|waiting| *waiting >= WAITING_TOLD_AFTER)?;
+    Some(format!("the metadata cluster has not answered a request for {} s", waiting.as_secs()))
 }
 
 /// What a cancelled query is told.

@@ -496,7 +496,7 @@ impl FlightSqlService for LakeFlight {
         request: Request<Action>,
     ) -> Result<Response<<Self as FlightService>::DoActionStream>, Status> {
         let (headers, _, action) = request.into_parts();
-        let answer = match action.r#type.as_str() {
+        let answers = match action.r#type.as_str() {
             running::CANCEL => {
                 let request = CancelFlightInfoRequest::decode(action.body).map_err(|e| refused(Error::invalid(e)))?;
                 let info =
@@ -505,16 +505,18 @@ impl FlightSqlService for LakeFlight {
                     true => CancelStatus::Cancelled,
                     false => CancelStatus::NotCancellable,
                 };
-                Some(CancelFlightInfoResult::new(status).encode_to_vec())
+                vec![CancelFlightInfoResult::new(status).encode_to_vec()]
             }
             running::PROGRESS => {
                 let info = FlightInfo::decode(action.body).map_err(|e| refused(Error::invalid(e)))?;
                 let rows = self.running.rows_so_far(self.statement_of(&info).await?);
-                rows.map(|rows| rows.to_string().into_bytes())
+                let waits = rows.and_then(|_| running::waits_for(&self.engine.tables().metadata));
+                rows.map(|rows| rows.to_string()).into_iter().chain(waits).map(String::into_bytes).collect()
             }
             other => return Err(refused(Error::not_supported(format!("there is no action {other:?}")))),
         };
-        Ok(Response::new(Box::pin(futures::stream::iter(answer.map(|body| Ok(ActionResult::new(body)))))))
+        let answers = answers.into_iter().map(|body| Ok(ActionResult::new(body)));
+        Ok(Response::new(Box::pin(futures::stream::iter(answers))))
     }
 
     async fn get_flight_info_catalogs(

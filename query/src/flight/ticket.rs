@@ -3,8 +3,8 @@
 //! Of tickets there are two kinds:
 //! - a *statement* as a client writes it, which any client of lake's may: it says no more than a command would;
 //! - a *plan*, which GetFlightInfo makes: it also holds the versions that the query was planned on. These name objects to be
-//!   read, so it is signed ([`super::keys`]). Any node redeems it, until it expires ([`LIFETIME`]): long before what it
-//!   names may be removed, by the ages that expiry and the search for orphans have unless somebody asks for others.
+//!   read, so it is signed ([`super::keys`]). Any node redeems it, until it expires ([`LIFETIME`]): before what it names may be removed,
+//!   since no snapshot expires for [`HELD_FOR`] after it was current, unless a table asks for less ([`crate::table::maintenance::HELD`]).
 //!   A change is made once by its id, whichever nodes are asked ([`crate::sql::once::TICKETS`]).
 //!
 //! ```text
@@ -29,13 +29,16 @@ use crate::error::{Error, Result};
 use crate::outcomes::now_ms;
 use crate::sql::bound::{self, Bound};
 use crate::sql::session::Settings;
+use crate::table::maintenance::HELD_FOR;
 use crate::table::orphans::ORPHAN_AGE_LEAST;
 use crate::table::pins::Pins;
 
 /// How long a plan may be redeemed.
 pub const LIFETIME: Duration = Duration::from_secs(10 * 60);
-const _: () =
-    assert!(LIFETIME.as_secs() < ORPHAN_AGE_LEAST.as_secs(), "what a plan names may be removed before it expires");
+const _: () = assert!(
+    LIFETIME.as_secs() < HELD_FOR.as_secs() && HELD_FOR.as_secs() < ORPHAN_AGE_LEAST.as_secs(),
+    "what a plan names may be removed before it expires"
+);
 /// What a plan begins with; JSON does not.
 const PLAN: u8 = 1;
 /// What separates JSON, which never holds it, from values.

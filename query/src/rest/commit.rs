@@ -255,6 +255,10 @@ impl Commit<'_> {
                 Ok(Evolved::Unchanged) => return self.done_already(location, metadata, base).await,
                 Ok(Evolved::Next(next)) => next,
             };
+            match self.rest.check(&next.metadata, Some(&metadata), self.deadline).await {
+                Err(_) if !fresh => continue,
+                checked => checked.map_err(|e| self.ended(e))?,
+            }
             match self.attempt(&base, *next).await? {
                 Attempt::Done(made, pointer) => return Ok((made, Some(pointer))),
                 Attempt::Again(pointer) => known = pointer,

@@ -7,16 +7,19 @@
 //! - A table that is created by a commit keeps the ids the client has already written files with, while the crate's
 //!   builder for new tables would assign its own.
 //! - Metadata that the crate's code panics on is a wrong request, and nothing else.
+//! - So is what it takes and lake cannot use ([`sound`]).
 
 use std::panic::AssertUnwindSafe;
 
-use iceberg::spec::{FormatVersion, MetadataLog, TableMetadata};
+use iceberg::spec::{FormatVersion, MetadataLog, Schema, TableMetadata};
 use iceberg::{ErrorKind, TableRequirement, TableUpdate};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::error::{RestError, Result};
+use super::request::unreadable;
+use crate::table::sound;
 
 /// Most requirements and updates of one commit.
 const MAX_CHANGES: usize = 10_000;
@@ -101,6 +104,7 @@ impl Change {
     pub fn apply(&self, base: &TableMetadata, base_location: &str) -> Result<Evolved> {
         self.catalogs_own(base)?;
         self.in_order(base)?;
+        self.check_added(Some(base))?;
         let built = self.build(base, Some(base_location.to_owned()))?;
         Ok(match built.changes.is_empty() {
             true => Evolved::Unchanged,
@@ -118,10 +122,39 @@ impl Change {
             _ => None,
         });
         let uuid = uuid.unwrap_or_else(Uuid::new_v4);
+        self.check_added(None)?;
         let base = self.foundation(uuid, &locate(uuid))?;
         self.catalogs_own(&base)?;
         self.in_order(&base)?;
         Ok(self.build(&base, None)?.metadata)
+    }
+
+    /// Checks what is added to a table, in words of the request; [`sound::check`] looks at what it makes of the table.
+    ///
+    /// # Errors
+    /// 400, with the place of what is wrong.
+    fn check_added(&self, base: Option<&TableMetadata>) -> Result<()> {
+        // A column that several schemas have is one of a type that all of its types can be read as: the newest counts.
+        let added = self.updates.iter().rev().filter_map(|update| match update {
+            TableUpdate::AddSchema { schema } => Some(schema),
+            _ => None,
+        });
+        let mut schemas: Vec<&Schema> = added.collect();
+        if let Some(base) = base {
+            schemas.push(base.current_schema());
+            schemas.extend(base.schemas_iter().map(|schema| &**schema));
+        }
+        for (i, update) in self.updates.iter().enumerate() {
+            let at = |field: &str| format!("updates[{i}].{field}");
+            match update {
+                TableUpdate::AddSchema { schema } => sound::check_schema(&at("schema"), schema),
+                TableUpdate::AddSpec { spec } => sound::check_spec(&at("spec"), spec, &schemas),
+                TableUpdate::AddSortOrder { sort_order } => sound::check_order(&at("sort-order"), sort_order, &schemas),
+                _ => Ok(()),
+            }
+            .map_err(RestError::of_a_change)?;
+        }
+        Ok(())
     }
 
     /// Checks that nothing is changed that is not the client's to change.
@@ -267,7 +300,7 @@ pub fn entries<T: DeserializeOwned>(body: &Value, field: &str) -> Result<Vec<T>>
     let parse = |(i, entry): (usize, &Value)| {
         let field = format!("{field}[{i}]");
         let parsed = unpanicked(&field, || serde_json::from_value(entry.clone()))?;
-        parsed.map_err(|e| RestError::bad(&field, e))
+        parsed.map_err(|e| unreadable(&field, &e))
     };
     list.iter().enumerate().map(parse).collect()
 }
@@ -524,6 +557,48 @@ mod tests {
         let property = change(json!([{"action": "set-properties", "updates": {"a": "b"}}]));
         assert!(!property.is_made(&founded()), "it does not tell");
         assert!(Change::parse(&creation()).unwrap().is_made(&founded()));
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_named_by_its_place_in_the_request() {
+        let fields = |of: Value| schema(json!([{"id": 3, "name": "k", "type": "long", "required": true}, of]));
+        let decimal = fields(json!({"id": 20, "name": "d", "type": "decimal(99, 2)", "required": false}));
+        let added = fields(json!({"id": 20, "name": "s", "type": "string", "required": false}));
+        let spec = |source: i32, transform: &str| {
+            json!({"action": "add-spec", "spec": {"fields": [
+                {"source-id": source, "name": "x", "transform": transform}]}})
+        };
+        let order = |source: i32, transform: &str| {
+            json!({"action": "add-sort-order", "sort-order": {"order-id": 1, "fields": [
+                {"source-id": source, "transform": transform, "direction": "asc", "null-order": "nulls-first"}]}})
+        };
+        let of_new = |update: Value| json!([{"action": "add-schema", "schema": added}, update]);
+        for (updates, at, word) in [
+            (json!([{"action": "add-schema", "schema": decimal}]), "updates[0].schema, column d: ", "1 to 38"),
+            (json!([{"action": "add-schema", "schema": schema(json!([]))}]), "updates[0].schema: ", "one column"),
+            (json!([spec(3, "bucket[0]")]), "updates[0].spec, field x: ", "1 to 2147483647"),
+            (json!([spec(9, "bucket[4]")]), "updates[0].spec, field x: ", "which is list"),
+            (json!([spec(3, "truncate[2147483648]")]), "updates[0].spec, field x: ", "2147483647"),
+            (json!([spec(77, "bucket[4]")]), "updates[0].spec, field x: ", "no column with the id 77"),
+            (of_new(spec(20, "year")), "updates[1].spec, field x: ", "it takes date or timestamp"),
+            (of_new(order(20, "hour")), "updates[1].sort-order, fields[0]: ", "it takes timestamp"),
+            (json!([order(3, "truncate[0]")]), "updates[0].sort-order, fields[0]: ", "truncate[0]"),
+            (json!([order(77, "identity")]), "updates[0].sort-order, fields[0]: ", "no column with the id 77"),
+        ] {
+            let error = change(updates.clone()).apply(&founded(), "0").unwrap_err();
+            assert_eq!(error.status.as_u16(), 400);
+            assert!(error.message.starts_with(at) && error.message.contains(word), "{updates}: {}", error.message);
+            let mut body = creation();
+            // What sets that as the default stays behind it.
+            let (creates, more) = (body["updates"].as_array_mut().unwrap(), updates.as_array().unwrap());
+            creates.splice(3..3, more.iter().cloned());
+            let error = Change::parse(&body).unwrap().found(|_| "file:///w/t".into()).unwrap_err();
+            assert!(error.status.as_u16() == 400 && error.message.contains(word), "{updates}: {}", error.message);
+        }
+        for wrong in ["bucket[-1]", "bucket[99999999999]", "truncate[]", "bucketful", "weekly"] {
+            let error = Change::parse(&json!({"updates": [spec(3, wrong)]})).unwrap_err();
+            assert!(error.status.as_u16() == 400 && error.message.contains(sound::TRANSFORMS), "{}", error.message);
+        }
     }
 
     #[test]

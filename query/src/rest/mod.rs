@@ -39,6 +39,7 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use iceberg::spec::TableMetadata;
 use lake_client::cache::Want;
 use lake_client::catalog::{TableIdent, TablePointer, Versioned};
 use lake_client::secret::Secret;
@@ -80,8 +81,6 @@ pub struct Rest {
     secret: Option<Secret>,
     /// Reads use what is cached, within the age that SQL allows it.
     cached_reads: bool,
-    /// Whether tables may be registered that live outside the warehouse.
-    outside_warehouse: bool,
     /// Keys are handed to clients that ask for them.
     lends: bool,
     /// How long a body may take to come.
@@ -108,7 +107,6 @@ impl Rest {
             tables,
             secret: config.secret.clone(),
             cached_reads: config.rest_cached_reads,
-            outside_warehouse: config.allow_local_files,
             lends: config.rest_lend_credentials,
             body_within: config.rest_body_within,
             connections: Arc::new(Connections::new(bounds, metrics.connections.clone())),
@@ -130,11 +128,15 @@ impl Rest {
 
     /// Whether a client may name this location.
     async fn allowed(&self, field: &str, location: &str, deadline: Instant) -> Result<()> {
-        self.tables.find_bucket(location, deadline).await.map_err(RestError::of_a_change)?;
-        match self.tables.storage.is_in_warehouse(location) || self.outside_warehouse {
-            true => Ok(()),
-            false => Err(RestError::bad(field, format!("{location} is outside of every warehouse"))),
-        }
+        self.tables.check_place(field, location, deadline).await.map_err(RestError::of_a_change)
+    }
+
+    /// Whether a client may make a table's version of this: it is sound, and what is new in it since `base` lies where it may.
+    ///
+    /// # Errors
+    /// 400, with what is wrong.
+    async fn check(&self, next: &TableMetadata, base: Option<&TableMetadata>, deadline: Instant) -> Result<()> {
+        self.tables.check_incoming(next, base, deadline).await.map_err(RestError::of_a_change)
     }
 
     /// The warehouse that a path begins with; `None`: the node's own.

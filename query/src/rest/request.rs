@@ -15,6 +15,7 @@ use super::comeback::Client;
 use super::endpoint::Captures;
 use super::error::{RestError, Result, json_response};
 use super::once::Key;
+use crate::table::sound;
 
 /// Deepest nesting of JSON in a body: of a schema's types, mostly.
 pub const MAX_DEPTH: usize = 64;
@@ -175,7 +176,16 @@ pub fn query(text: &str) -> Vec<(String, String)> {
 
 /// A part of a body that has a type of the iceberg crate.
 pub fn part<T: DeserializeOwned>(value: Value, field: &str) -> Result<T> {
-    super::evolve::unpanicked(field, || serde_json::from_value(value))?.map_err(|e| RestError::bad(field, e))
+    super::evolve::unpanicked(field, || serde_json::from_value(value))?.map_err(|e| unreadable(field, &e))
+}
+
+/// What cannot be read as what it should be; of a transform, which says nothing of it, with what there is.
+pub fn unreadable(field: &str, error: &serde_json::Error) -> RestError {
+    let words = error.to_string();
+    match words.contains("transform") && words.contains("invalid") {
+        true => RestError::bad(field, format!("{words}; {}", sound::TRANSFORMS)),
+        false => RestError::bad(field, words),
+    }
 }
 
 /// How deep the brackets of a JSON text nest.

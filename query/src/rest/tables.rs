@@ -26,7 +26,7 @@ use crate::error::Kind;
 use crate::outcomes;
 use crate::table::commit::unsubmitted;
 use crate::table::warehouses::Place;
-use crate::table::{new_table_properties, version};
+use crate::table::{new_table_properties, sound, version};
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -72,6 +72,7 @@ pub async fn create(rest: &Rest, call: &Call) -> Result<Response> {
     let ident = table_of(call.namespace()?, body.name.clone(), "name")?;
     let place = rest.tables.new_place(&ident, call.deadline).await.map_err(RestError::of_a_change)?;
     let metadata = plan(&ident, &place, &body)?;
+    rest.check(&metadata, None, call.deadline).await?;
     if body.stage_create == Some(true) {
         if !rest.tables.metadata.namespace_exists(&ident.namespace, call.deadline).await? {
             return Err(CatalogError::NamespaceNotFound(ident.namespace).into());
@@ -109,6 +110,13 @@ fn plan(ident: &TableIdent, place: &Place, body: &Create) -> Result<TableMetadat
     let spec: Option<UnboundPartitionSpec> =
         body.partition_spec.clone().map(|spec| part(spec, "partition-spec")).transpose()?;
     let order: Option<SortOrder> = body.write_order.clone().map(|order| part(order, "write-order")).transpose()?;
+    sound::check_schema("schema", &schema).map_err(RestError::of_a_change)?;
+    if let Some(spec) = &spec {
+        sound::check_spec("partition-spec", spec, &[&schema]).map_err(RestError::of_a_change)?;
+    }
+    if let Some(order) = &order {
+        sound::check_order("write-order", order, &[&schema]).map_err(RestError::of_a_change)?;
+    }
     let creation = TableCreation::builder()
         .name(ident.name.clone())
         .location(location)
@@ -271,6 +279,7 @@ pub async fn create_by_commit(
     change.check(there.as_ref().map(|table| &*table.metadata))?;
     let place = rest.tables.new_place(ident, call.deadline).await.map_err(RestError::of_a_change)?;
     let metadata = change.found(|uuid| place.of(uuid))?;
+    rest.check(&metadata, None, call.deadline).await?;
     let uuid = metadata.uuid();
     let check = || rest.tables.check_not_purged(uuid, call.deadline);
     let unpurged = check().await.map_err(RestError::of_a_change)?;
@@ -297,6 +306,7 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
         _ => RestError::of_a_change(e),
     })?;
     rest.allowed("the table's location", metadata.location(), deadline).await?;
+    rest.check(&metadata, None, deadline).await?;
     let check = || rest.tables.check_not_purged(metadata.uuid(), deadline);
     let unpurged = check().await.map_err(RestError::of_a_change)?;
     let new = TablePointer { uuid: metadata.uuid(), metadata_location: location, previous_location: None };

@@ -239,11 +239,15 @@ async fn one(
     let (metadata, expired) = match (&base, &current) {
         (Some(base), Some(current)) => match change.apply(base, &current.value.metadata_location)? {
             Evolved::Unchanged => return Ok(None),
-            Evolved::Next(next) => (next.metadata, next.expired),
+            Evolved::Next(next) => {
+                rest.check(&next.metadata, Some(base), call.deadline).await?;
+                (next.metadata, next.expired)
+            }
         },
         _ => {
             let place = rest.tables.new_place(ident, call.deadline).await.map_err(RestError::of_a_change)?;
             let metadata = change.found(|uuid| place.of(uuid))?;
+            rest.check(&metadata, None, call.deadline).await?;
             let unpurged = rest.tables.check_not_purged(metadata.uuid(), call.deadline).await;
             guards = unpurged.map_err(RestError::of_a_change)?;
             (metadata, Vec::new())

@@ -6,12 +6,15 @@
 //!   ([`EqualityFilter`]).
 //!
 //! Delete files are immutable, so what was read is never wrong, only dropped when room is needed. Many data files that
-//! need the same deletes at the same time cause one read. No single one may take more than [`MAX_LOADED_BYTES`].
+//! need the same deletes at the same time cause one read. No single one may take more than [`MAX_LOADED_BYTES`], and what a
+//! statement reads and uses is counted among its memory ([`Held`]): once for each scan, however many files of it need the same, and whether the
+//! cache has it, too, or not. Whoever has not the memory for them fails alone.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::ops::Deref;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch};
 use arrow::compute::{CastOptions, cast_with_options, filter_record_batch};
@@ -20,6 +23,8 @@ use arrow::row::{RowConverter, SortField};
 use datafusion::common::{DataFusionError, Result as DfResult};
 use datafusion::datasource::listing::PartitionedFile;
 use datafusion::execution::cache::cache_manager::FileMetadataCache;
+use datafusion::execution::memory_pool::{MemoryConsumer, MemoryPool, MemoryReservation};
+use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::physical_plan::metrics::ExecutionPlanMetricsSet;
 use datafusion_datasource_parquet::{ParquetAccessPlan, ParquetFileReaderFactory, RowGroupAccess};
 use futures::{FutureExt, TryStreamExt};
@@ -46,6 +51,10 @@ const VECTOR_FRAME_BYTES: usize = 12;
 const POSITION_BYTES: usize = 2;
 /// About what an entry of a hash set takes besides its bytes.
 const ENTRY_BYTES: usize = 32;
+/// How often a read that another statement had not the memory for is made again.
+const READS: usize = 64;
+/// From so many delete files on those are forgotten that nobody uses any more.
+const MANY_HELD: usize = 1024;
 
 /// Deletes that were read, bounded in bytes.
 #[derive(Debug, Clone)]
@@ -94,23 +103,63 @@ impl DeleteCache {
     }
 }
 
-/// Reads delete files, for the scans of one statement.
+/// Reads delete files, for one scan of a statement.
 #[derive(Debug, Clone)]
 pub struct DeleteReader {
-    pub storage: Arc<Storage>,
-    pub cache: DeleteCache,
+    storage: Arc<Storage>,
+    cache: DeleteCache,
     pub footers: Arc<FileMetadataCache>,
+    memory: Arc<dyn MemoryPool>,
+    /// What is counted for what is in use.
+    held: Arc<Mutex<HashMap<Key, Weak<MemoryReservation>>>>,
+}
+
+/// What is deleted, and the statement's memory for it, which is given back with the last that use it.
+#[derive(Debug)]
+pub struct Held<T> {
+    what: Arc<T>,
+    _memory: Arc<MemoryReservation>,
+}
+
+impl<T> Deref for Held<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.what
+    }
 }
 
 impl DeleteReader {
+    /// A reader for a statement whose memory, and cache of footers, `runtime` has.
+    pub fn new(storage: Arc<Storage>, cache: DeleteCache, runtime: &RuntimeEnv) -> Self {
+        let footers = runtime.cache_manager.get_file_metadata_cache();
+        Self { storage, cache, footers, memory: runtime.memory_pool.clone(), held: Arc::default() }
+    }
+
+    /// Memory of the statement for what is deleted by `whom`; none yet.
+    pub fn memory(&self, whom: impl fmt::Display) -> MemoryReservation {
+        MemoryConsumer::new(format!("deletes in {whom}")).register(&self.memory)
+    }
+
+    /// Both together, in the statement's memory.
+    pub fn together(&self, one: &RoaringTreemap, other: &RoaringTreemap, of: &str) -> Result<Held<RoaringTreemap>> {
+        let memory = self.memory(format_args!("several files, of {of}"));
+        let both = one | other;
+        memory.try_grow(both.serialized_size())?;
+        Ok(Held { what: Arc::new(both), _memory: Arc::new(memory) })
+    }
+
     /// The positions that `delete` names in the data file at `of`, if any.
-    pub async fn positions(&self, delete: &DeleteFile, of: &str) -> Result<Option<Arc<RoaringTreemap>>> {
+    ///
+    /// # Errors
+    /// `Exhausted`: the statement has not the memory; `Corrupt` and those of the store.
+    pub async fn positions(&self, delete: &DeleteFile, of: &str) -> Result<Option<Held<RoaringTreemap>>> {
         let offset = match delete.kind {
             DeleteKind::Vector { offset, .. } => offset,
             _ => 0,
         };
         let key = Key { location: delete.location.clone(), offset, types: Vec::new() };
-        let load = async {
+        let load = || async {
             let positions = match delete.kind {
                 DeleteKind::Vector { offset, bytes } => self.read_vector(delete, of, offset, bytes).await?,
                 _ => self.read_positions(delete).await?,
@@ -120,47 +169,79 @@ impl DeleteReader {
             Ok((Loaded::Positions(Arc::new(positions)), weight))
         };
         match self.load(key, delete, load).await? {
-            Loaded::Positions(positions) => Ok(positions.of.get(of).cloned()),
-            Loaded::Equality(_) => Err(Error::internal("positions were read as values")),
+            (Loaded::Positions(positions), _memory) => {
+                Ok(positions.of.get(of).map(|positions| Held { what: positions.clone(), _memory }))
+            }
+            (Loaded::Equality(_), _) => Err(Error::internal("positions were read as values")),
         }
     }
 
     /// The rows that `delete` names, encoded by `columns`, which are in the order of their ids.
-    pub async fn equality(&self, delete: &DeleteFile, columns: &[EqualityColumn]) -> Result<Arc<EqualitySet>> {
+    ///
+    /// # Errors
+    /// As [`DeleteReader::positions`].
+    pub async fn equality(&self, delete: &DeleteFile, columns: &[EqualityColumn]) -> Result<Held<EqualitySet>> {
         let types = columns.iter().map(|column| column.data_type.clone()).collect();
         let key = Key { location: delete.location.clone(), offset: 0, types };
-        let load = async {
+        let load = || async {
             let set = self.read_equality(delete, columns).await?;
             let weight = weight(set.rows.iter().map(|row| row.len() + ENTRY_BYTES).sum());
             Ok((Loaded::Equality(Arc::new(set)), weight))
         };
         match self.load(key, delete, load).await? {
-            Loaded::Equality(set) => Ok(set),
-            Loaded::Positions(_) => Err(Error::internal("values were read as positions")),
+            (Loaded::Equality(what), _memory) => Ok(Held { what, _memory }),
+            (Loaded::Positions(_), _) => Err(Error::internal("values were read as positions")),
         }
     }
 
-    async fn load(
+    async fn load<F: Future<Output = Result<(Loaded, u32)>>>(
         &self,
         key: Key,
         delete: &DeleteFile,
-        load: impl Future<Output = Result<(Loaded, u32)>>,
-    ) -> Result<Loaded> {
-        let guarded = async {
-            let loaded = AssertUnwindSafe(load).catch_unwind().await;
-            loaded.unwrap_or_else(|panic| Err(Error::corrupt(format!("it is damaged ({})", words_of_panic(&*panic)))))
-        };
-        match self.cache.loaded.try_get_with(key, guarded).await {
-            Ok((loaded, _)) => Ok(loaded),
-            Err(error) => {
-                let mut error = Error::clone(&error);
-                if error.kind == Kind::NotFound {
-                    // The table's metadata says that it is there.
-                    error.kind = Kind::Corrupt;
+        load: impl Fn() -> F,
+    ) -> Result<(Loaded, Arc<MemoryReservation>)> {
+        let doing = |error: Error| error.while_doing(format_args!("reading the deletes in {}", delete.location));
+        let mut reads = 0;
+        loop {
+            let mut own = false;
+            let guarded = async {
+                own = true;
+                let loaded = AssertUnwindSafe(load()).catch_unwind().await;
+                loaded
+                    .unwrap_or_else(|panic| Err(Error::corrupt(format!("it is damaged ({})", words_of_panic(&*panic)))))
+            };
+            let loaded = self.cache.loaded.try_get_with(key.clone(), guarded).await;
+            reads += 1;
+            match loaded {
+                Ok((loaded, weight)) => return Ok((loaded, self.hold(key, weight, delete).map_err(doing)?)),
+                // It was another statement's memory.
+                Err(error) if error.kind == Kind::Exhausted && !own && reads < READS => {}
+                Err(error) => {
+                    let mut error = Error::clone(&error);
+                    if error.kind == Kind::NotFound {
+                        // The table's metadata says that it is there.
+                        error.kind = Kind::Corrupt;
+                    }
+                    return Err(doing(error));
                 }
-                Err(error.while_doing(format_args!("reading the deletes in {}", delete.location)))
             }
         }
+    }
+
+    /// Counts what is in use among the statement's memory, unless it is already.
+    fn hold(&self, key: Key, bytes: u32, delete: &DeleteFile) -> Result<Arc<MemoryReservation>> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(memory) = held.get(&key).and_then(Weak::upgrade) {
+            return Ok(memory);
+        }
+        if held.len() >= MANY_HELD {
+            held.retain(|_, memory| memory.strong_count() > 0);
+        }
+        let memory = self.memory(&delete.location);
+        memory.try_grow(bytes as usize)?;
+        let memory = Arc::new(memory);
+        held.insert(key, Arc::downgrade(&memory));
+        Ok(memory)
     }
 
     async fn read_vector(&self, delete: &DeleteFile, of: &str, offset: u64, bytes: u64) -> Result<Positions> {
@@ -169,6 +250,9 @@ impl DeleteReader {
             return Err(Error::corrupt(format!("a deletion vector is said to have {bytes} bytes at {offset}")));
         };
         let object = self.storage.resolve(&delete.location)?;
+        // What is read, and what becomes of it.
+        let memory = self.memory(&delete.location);
+        memory.try_grow(2 * usize::try_from(bytes).unwrap_or(MAX_LOADED_BYTES))?;
         let read = object.store.get_range(&object.path, offset..end).await;
         let read = read.map_err(|e| Error::object_store("reading", &delete.location, &e))?;
         let positions = decode_vector(&read).ok_or_else(|| {
@@ -199,6 +283,7 @@ impl DeleteReader {
         let (path, position) = if path < position { (0, 1) } else { (1, 0) };
         let mut batches = builder.with_projection(mask).build().map_err(unreadable)?;
         let mut of: HashMap<String, RoaringTreemap> = HashMap::new();
+        let memory = self.memory(&delete.location);
         let mut bytes = 0;
         while let Some(batch) = batches.try_next().await.map_err(unreadable)? {
             let paths = cast(batch.column(path), &DataType::Utf8)?;
@@ -225,6 +310,7 @@ impl DeleteReader {
                 }
             }
             check_bytes(bytes)?;
+            memory.try_resize(bytes)?;
         }
         Ok(Positions { of: of.into_iter().map(|(path, positions)| (path, Arc::new(positions))).collect() })
     }
@@ -241,6 +327,7 @@ impl DeleteReader {
         let mut batches = builder.with_projection(mask).build().map_err(unreadable)?;
         let converter = converter(columns)?;
         let mut set = EqualitySet::default();
+        let memory = self.memory(&delete.location);
         let mut bytes = 0;
         while let Some(batch) = batches.try_next().await.map_err(unreadable)? {
             let columns = columns.iter().zip(&places).map(|(column, place)| {
@@ -254,6 +341,7 @@ impl DeleteReader {
                 set.rows.insert(row.as_ref().into());
             }
             check_bytes(bytes)?;
+            memory.try_resize(bytes)?;
         }
         Ok(set)
     }
@@ -358,7 +446,7 @@ pub struct EqualityFilter {
     converter: RowConverter,
     /// Where the columns are in a batch.
     columns: Vec<usize>,
-    sets: Vec<Arc<EqualitySet>>,
+    sets: Vec<Held<EqualitySet>>,
 }
 
 impl fmt::Debug for EqualityFilter {
@@ -369,7 +457,7 @@ impl fmt::Debug for EqualityFilter {
 }
 
 impl EqualityFilter {
-    pub fn new(columns: &[EqualityColumn], places: Vec<usize>, sets: Vec<Arc<EqualitySet>>) -> Result<Self> {
+    pub fn new(columns: &[EqualityColumn], places: Vec<usize>, sets: Vec<Held<EqualitySet>>) -> Result<Self> {
         Ok(Self { converter: converter(columns)?, columns: places, sets })
     }
 

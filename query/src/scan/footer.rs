@@ -29,7 +29,7 @@ use parquet::file::metadata::{
 };
 
 use super::thrift::{self, I32, I64, LIST, Walker};
-use crate::error::{Error, Result, words_of_panic};
+use crate::error::{Error, Kind, Result, words_of_panic};
 use crate::storage::MAX_METADATA_BYTES;
 
 /// Read at once from the end of a file: few footers are longer.
@@ -69,6 +69,20 @@ pub async fn read(
     if let Some(cached) = usable(file, cache, with_page_index) {
         return Ok(cached);
     }
+    match read_anew(store, file, with_page_index).await {
+        Ok(metadata) => {
+            let cached = Arc::new(CachedParquetMetaData::new(metadata.clone()));
+            cache.put(&file.location, CachedFileMetadataEntry::new(file.clone(), cached));
+            Ok(metadata)
+        }
+        Err(error) if matches!(error.kind, Kind::Corrupt | Kind::Storage) => {
+            Err(wrong_size(store, file).await.unwrap_or(error))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+async fn read_anew(store: &dyn ObjectStore, file: &ObjectMeta, with_page_index: bool) -> Result<Arc<ParquetMetaData>> {
     let tail_start = file.size.saturating_sub(TAIL_BYTES);
     let head = OptionFuture::from((tail_start > 0).then(|| fetch(store, file, 0..MAGIC.len() as u64)));
     let (tail, head) = try_join(fetch(store, file, tail_start..file.size), head.map(Option::transpose)).await?;
@@ -90,10 +104,22 @@ pub async fn read(
         };
         metadata = with_index(file, metadata, range, bytes)?;
     }
-    let metadata = Arc::new(metadata);
-    let entry = CachedFileMetadataEntry::new(file.clone(), Arc::new(CachedParquetMetaData::new(metadata.clone())));
-    cache.put(&file.location, entry);
-    Ok(metadata)
+    Ok(Arc::new(metadata))
+}
+
+/// The reason why a file cannot be read that has not the size that it should have: what a store says of a range that is not there, and a
+/// footer that is looked for in another place, do not tell it. `None`: it has.
+pub async fn wrong_size(store: &dyn ObjectStore, file: &ObjectMeta) -> Option<Error> {
+    let found = store.head(&file.location).await.ok()?.size;
+    (found != file.size).then(|| {
+        damaged(
+            file,
+            format_args!(
+                "it has {found} bytes, and {} are expected, by the table's manifest or when it was listed: it was cut short or written                  over; put the whole file back, or read a snapshot that does not have it (FOR VERSION AS OF), to which                  system.rollback_to_snapshot goes back",
+                file.size
+            ),
+        )
+    })
 }
 
 /// Whether [`read`] reads nothing.
@@ -192,7 +218,13 @@ fn metadata_range(file: &ObjectMeta, head: &[u8], tail: &[u8]) -> Result<Range<u
         return Err(damaged(file, "its metadata is empty"));
     }
     if bytes > room {
-        return Err(damaged(file, format_args!("it claims {bytes} bytes of metadata and has room for {room}")));
+        return Err(damaged(
+            file,
+            format_args!(
+                "its end claims {bytes} bytes of metadata, and the file has {} bytes in all, with room for {room}",
+                file.size
+            ),
+        ));
     }
     if bytes > MAX_METADATA_BYTES {
         let most = MAX_METADATA_BYTES;
@@ -386,7 +418,6 @@ mod tests {
     use parquet::file::properties::WriterProperties;
 
     use super::*;
-    use crate::error::Kind;
 
     /// Two row groups of several pages each, with page indexes and bloom filters.
     fn sample(rows: i64) -> Vec<u8> {
@@ -506,7 +537,10 @@ mod tests {
             (b"PAR1".to_vec(), "4 bytes"),
             (b"PAR1PAR1".to_vec(), "8 bytes"),
             (b"PAR1\0\0\0\0PAR1".to_vec(), "empty"),
-            (b"PAR1\xff\xff\xff\xffPAR1".to_vec(), "claims 4294967295 bytes of metadata and has room for 0"),
+            (
+                b"PAR1\xff\xff\xff\xffPAR1".to_vec(),
+                "claims 4294967295 bytes of metadata, and the file has 12 bytes in all, with room for 0",
+            ),
             (with_length(u32::MAX), "claims 4294967295"),
             (with_length(u32::try_from(end - 11).unwrap()), "has room for"),
             (with_length(u32::try_from(end - 12).unwrap()), "metadata"),
@@ -527,12 +561,13 @@ mod tests {
     #[tokio::test]
     async fn a_file_that_is_not_as_long_as_it_should_be_is_named() {
         let mut stored = Stored::new(&sample(200)).await;
-        stored.file.size += 1;
-        let error = stored.read(false).await.unwrap_err();
-        assert!(error.kind == Kind::Corrupt && error.message.contains("/a/x.parquet"), "{error}");
-        stored.file.size = 20;
-        let error = stored.read(false).await.unwrap_err();
-        assert!(error.kind == Kind::Corrupt && error.message.contains("/a/x.parquet"), "{error}");
+        let found = stored.file.size;
+        for expected in [found + 1, found - 1, 2 * found, 20, 1] {
+            stored.file.size = expected;
+            let error = stored.read(false).await.unwrap_err();
+            assert!(error.kind == Kind::Corrupt && error.message.contains("/a/x.parquet"), "{error}");
+            assert!(error.message.contains(&format!("it has {found} bytes, and {expected} are expected")), "{error}");
+        }
         stored.store.delete(&stored.file.location).await.unwrap();
         let error = stored.read(false).await.unwrap_err();
         assert!(error.kind == Kind::NotFound && error.message.contains("/a/x.parquet"), "{error}");

@@ -48,8 +48,8 @@ use datafusion::datasource::listing::PartitionedFile;
 use datafusion::datasource::physical_plan::{FileGroup, FileScanConfigBuilder, FileSource, ParquetSource};
 use datafusion::datasource::sink::DataSinkExec;
 use datafusion::datasource::source::DataSourceExec;
-use datafusion::execution::cache::cache_manager::FileMetadataCache;
 use datafusion::execution::object_store::ObjectStoreUrl;
+use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::logical_expr::dml::InsertOp;
 use datafusion::logical_expr::{Expr, TableProviderFilterPushDown};
 use datafusion::physical_plan::empty::EmptyExec;
@@ -64,6 +64,7 @@ use iceberg::spec::{
 use parquet::arrow::RowNumber;
 
 use crate::error::{Error, Result};
+use crate::storage::Object;
 use crate::table::types::{arrow_schema, field_id};
 use crate::table::{Table, Tables};
 use adapter::Rules;
@@ -202,9 +203,9 @@ impl LakeTable {
         &self.table
     }
 
-    /// A reader of what is deleted.
-    pub fn delete_reader(&self, footers: Arc<FileMetadataCache>) -> DeleteReader {
-        DeleteReader { storage: self.tables.storage.clone(), cache: self.tables.deletes.clone(), footers }
+    /// A reader of what is deleted, with the memory of the statement that this is the runtime of.
+    pub fn delete_reader(&self, runtime: &RuntimeEnv) -> DeleteReader {
+        DeleteReader::new(self.tables.storage.clone(), self.tables.deletes.clone(), runtime)
     }
 
     /// The comments of its columns, in their order.
@@ -303,9 +304,9 @@ impl LakeTable {
         let mut by_store: HashMap<ObjectStoreUrl, Vec<PlannedFile>> = HashMap::new();
         for file in planned.files {
             let location = file.data_file().file_path();
-            let (url, store) = self.tables.storage.url_and_store(location)?;
-            state.runtime_env().register_object_store(&url, store);
-            by_store.entry(self.tables.storage.resolve(location)?.url).or_default().push(file);
+            let Object { url, store, .. } = self.tables.storage.resolve(location)?;
+            state.runtime_env().register_object_store(url.as_ref(), store);
+            by_store.entry(url).or_default().push(file);
         }
         let mut scans = Vec::with_capacity(by_store.len());
         for (url, files) in by_store {
@@ -364,7 +365,7 @@ impl LakeTable {
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let runtime = state.runtime_env();
         let footers = runtime.cache_manager.get_file_metadata_cache();
-        let readers = CheckedReaders::new(runtime.object_store(&url)?, footers.clone());
+        let readers = CheckedReaders::new(runtime.object_store(&url)?, footers);
         let mut options =
             TableParquetOptions { global: state.config_options().execution.parquet.clone(), ..Default::default() };
         // The source sees to that ([`late`]), and to what is done with it.
@@ -380,7 +381,7 @@ impl LakeTable {
         let source = ParquetSource::new(schema)
             .with_table_parquet_options(options)
             .with_parquet_file_reader_factory(Arc::new(readers));
-        let deletes = self.delete_reader(footers);
+        let deletes = self.delete_reader(runtime);
         if let Some(age) = self.pointer_age {
             let age = usize::try_from(age.as_millis()).unwrap_or(usize::MAX);
             MetricBuilder::new(source.metrics()).global_gauge("pointer_age_ms").set(age);

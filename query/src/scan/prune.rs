@@ -27,11 +27,11 @@ use datafusion::physical_expr::conjunction;
 use datafusion::physical_expr::simplifier::PhysicalExprSimplifier;
 use datafusion::physical_optimizer::pruning::{PruningPredicate, PruningPredicateBuilder};
 use iceberg::spec::{Datum, Literal, ManifestFile, PartitionSpec, PrimitiveLiteral, TableMetadata, Transform, Type};
-use iceberg::transform::create_transform_function;
 
 use super::values::{Bounds, is_float, literal_scalar, packed_bounds, range_of_partition_value};
 use crate::error::{Error, Result};
 use crate::storage::packed::Packed;
+use crate::table::sound;
 use crate::table::types::field_id;
 
 /// A query's filters, for leaving out what cannot match.
@@ -238,7 +238,7 @@ struct Buckets {
 impl Buckets {
     fn of(&mut self, transform: Transform, values: &HashSet<ScalarValue>) -> &Option<Vec<i32>> {
         self.of.entry(transform).or_insert_with(|| {
-            let function = create_transform_function(&transform).ok()?;
+            let function = sound::function(transform).ok()?;
             let bucket = |value| match function.transform_literal(&datum(value)?).ok()??.literal() {
                 PrimitiveLiteral::Int(bucket) => Some(*bucket),
                 _ => None,

@@ -68,6 +68,11 @@ struct CheckedReader {
 }
 
 impl CheckedReader {
+    /// An error of reading, or that the file has another size than it should.
+    async fn explained(&self, error: ParquetError) -> ParquetError {
+        footer::wrong_size(self.store.as_ref(), &self.file).await.map_or(error, external)
+    }
+
     fn check_range(&self, range: &Range<u64>) -> Result<()> {
         match range.start <= range.end && range.end <= self.file.size {
             true => Ok(()),
@@ -84,8 +89,15 @@ impl AsyncFileReader for CheckedReader {
     fn get_bytes(&mut self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes>> {
         async move {
             self.check_range(&range)?;
-            let bytes = self.plain.get_bytes(range.clone()).await?;
-            footer::check_whole(&self.file, &range, &bytes).map_err(external)?;
+            let read = self.plain.get_bytes(range.clone()).await;
+            let whole = read.and_then(|bytes| {
+                footer::check_whole(&self.file, &range, &bytes).map_err(external)?;
+                Ok(bytes)
+            });
+            let bytes = match whole {
+                Ok(bytes) => bytes,
+                Err(error) => return Err(self.explained(error).await),
+            };
             if let Some(metadata) = &self.metadata
                 && footer::page_index_range(metadata).as_ref() == Some(&range)
             {
@@ -99,11 +111,16 @@ impl AsyncFileReader for CheckedReader {
     fn get_byte_ranges(&mut self, ranges: Vec<Range<u64>>) -> BoxFuture<'_, Result<Vec<Bytes>>> {
         async move {
             ranges.iter().try_for_each(|range| self.check_range(range))?;
-            let read = self.plain.get_byte_ranges(ranges.clone()).await?;
-            for (range, bytes) in ranges.iter().zip(&read) {
-                footer::check_whole(&self.file, range, bytes).map_err(external)?;
+            let read = self.plain.get_byte_ranges(ranges.clone()).await;
+            let whole = read.and_then(|read| {
+                let mut each = ranges.iter().zip(&read);
+                each.try_for_each(|(range, bytes)| footer::check_whole(&self.file, range, bytes)).map_err(external)?;
+                Ok(read)
+            });
+            match whole {
+                Ok(read) => Ok(read),
+                Err(error) => Err(self.explained(error).await),
             }
-            Ok(read)
         }
         .boxed()
     }

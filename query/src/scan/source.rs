@@ -39,7 +39,7 @@ use roaring::RoaringTreemap;
 use uuid::Uuid;
 
 use super::adapter::Rules;
-use super::deletes::{DeleteReader, EqualityFilter, EqualitySet, access_plan, equality_columns};
+use super::deletes::{DeleteReader, EqualityFilter, EqualitySet, Held, access_plan, equality_columns};
 use super::plan::{DeleteFile, DeleteKind, Pruned};
 use super::selectivity::Known;
 use super::{footer, late};
@@ -288,9 +288,9 @@ struct Scan {
 /// What a file's deletes come to.
 #[derive(Default)]
 struct Deleted {
-    positions: Option<Arc<RoaringTreemap>>,
+    positions: Option<Held<RoaringTreemap>>,
     /// By the ids of the columns that they compare.
-    equality: Vec<(Vec<i32>, Vec<Arc<EqualitySet>>)>,
+    equality: Vec<(Vec<i32>, Vec<Held<EqualitySet>>)>,
 }
 
 impl Scan {
@@ -337,7 +337,7 @@ impl Scan {
                     let Some(found) = reader.positions(delete, &plan.location).await? else { continue };
                     deleted.positions = Some(match deleted.positions.take() {
                         None => found,
-                        Some(before) => Arc::new(before.as_ref() | found.as_ref()),
+                        Some(before) => reader.together(&before, &found, &plan.location)?,
                     });
                 }
                 DeleteKind::Equality(ids) => {

@@ -226,7 +226,7 @@ pub fn decode(
     let source = source.ok_or_else(|| not_ours("it is no scan of Parquet files"))?;
 
     let footers = runtime.cache_manager.get_file_metadata_cache();
-    let readers = Arc::new(CheckedReaders::new(store, footers.clone()));
+    let readers = Arc::new(CheckedReaders::new(store, footers));
     let bare = ParquetSource::new(source.table_schema().clone())
         .with_table_parquet_options(source.table_parquet_options().clone())
         .with_parquet_file_reader_factory(readers.clone());
@@ -244,7 +244,7 @@ pub fn decode(
         pruned: Pruned::default(),
         batch_size,
     };
-    let reader = DeleteReader { storage: storage.clone(), cache: cache.clone(), footers };
+    let reader = DeleteReader::new(storage.clone(), cache.clone(), &runtime);
     let source: Arc<dyn FileSource> = Arc::new(LakeSource::of(parts, bare, reader));
     let deletes: Vec<Arc<DeleteFile>> = deletes.into_iter().map(Arc::new).collect();
     let mut read = Vec::with_capacity(groups.len());

@@ -25,7 +25,6 @@ use iceberg::spec::{
     DataFile, Datum, Literal, NestedFieldRef, Operation, PartitionField, Struct, TableMetadata, TableMetadataBuilder,
     Transform, Type,
 };
-use iceberg::transform::create_transform_function;
 use object_store::{ObjectMeta, ObjectStore};
 use parquet::arrow::parquet_to_arrow_schema;
 use serde_json::{Value, json};
@@ -40,7 +39,7 @@ use crate::table::stats::{self, NanCounter};
 use crate::table::types::{arrow_schema, field_id};
 use crate::table::version::{self, Edit, Removed};
 use crate::table::writer::DataFiles;
-use crate::table::{Table, Tables, layout};
+use crate::table::{Table, Tables, layout, sound};
 
 /// Most files that are added at once.
 const MAX_FILES: usize = 10_000;
@@ -470,7 +469,7 @@ fn partition_value(file: &DataFile, field: &PartitionField) -> Result<Option<Lit
         return unknown("the file has no bounds of the column that lake can rely on");
     };
     let cut = |bound: &Datum| bound.to_bytes().is_ok_and(|bytes| bytes.len() >= CUT_TEXT_BYTES);
-    let function = create_transform_function(&field.transform)?;
+    let function = sound::function(field.transform)?;
     let (first, last) = (function.transform_literal(lower)?, function.transform_literal(upper)?);
     let in_order = !matches!(field.transform, Transform::Bucket(_));
     match first == last && (in_order || lower == upper) && !cut(lower) && !cut(upper) {

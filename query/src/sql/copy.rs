@@ -2,7 +2,7 @@
 //!
 //! `COPY t FROM 'file'` is an INSERT: columns of Parquet and JSON go by name, those of CSV in order; what is written in CSV is
 //! text, and is read as the column's type. `COPY t TO 'file'` writes a file that is not there yet, unless it is to be replaced, or
-//! into a directory that has none; what a failed one has written is removed. What is written has no field ids: columns of tables have
+//! into a directory that has none, as which a name without an ending counts; what a failed one has written is removed. What is written has no field ids: columns of tables have
 //! some, computed ones none, and to whoever reads the file they would be those of another table.
 //!
 //! Which files may be read and written: [`files`].
@@ -266,9 +266,17 @@ pub async fn run(
         )));
     }
     let doing = format!("writing {}", copy.output_url);
-    let target = files::Place::of(engine, &copy.output_url).map_err(|e| e.while_doing(&doing))?;
+    let mut copy = copy.clone();
+    let mut target = files::Place::of(engine, &copy.output_url).map_err(|e| e.while_doing(&doing))?;
     state.runtime_env().register_object_store(&target.url, target.store.clone());
-    let there = target.objects(1).await.map_err(|e| e.while_doing(&doing))?;
+    let mut there = target.objects(1).await.map_err(|e| e.while_doing(&doing))?;
+    if there.is_empty() && target.becomes_directory() {
+        target = files::Place::of(engine, &format!("{}/", copy.output_url)).map_err(|e| e.while_doing(&doing))?;
+        there = target.objects(1).await.map_err(|e| e.while_doing(&doing))?;
+    }
+    if target.is_directory() && !copy.output_url.ends_with('/') {
+        copy.output_url.push('/');
+    }
     let replaces = !there.is_empty();
     if replaces && (!overwrite || target.is_directory()) {
         return Err(Error::already_exists(format!(
@@ -278,15 +286,14 @@ pub async fn run(
     }
     // What is replaced stays until all of the new one is written: DataFusion completes the file of a query that fails, too.
     let beside = replaces.then(|| beside(&copy.output_url));
-    let (plan, place) = match &beside {
-        None => (plan.clone(), None),
+    let place = match &beside {
+        None => None,
         Some(path) => {
-            let mut copy = copy.clone();
             copy.output_url = path.clone();
-            let place = files::Place::of(engine, path).map_err(|e| e.while_doing(&doing))?;
-            (LogicalPlan::Copy(copy), Some(place))
+            Some(files::Place::of(engine, path).map_err(|e| e.while_doing(&doing))?)
         }
     };
+    let plan = LogicalPlan::Copy(copy);
     let write = async {
         let own = state.clone();
         let part = async move {

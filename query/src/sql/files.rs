@@ -220,6 +220,11 @@ impl Place {
         self.listed.is_collection()
     }
 
+    /// Whether what is written here, where nothing is, makes a directory: DataFusion takes a name without an ending for that of one.
+    pub fn becomes_directory(&self) -> bool {
+        !self.is_directory() && self.listed.file_extension().is_none()
+    }
+
     /// The place that a path names, if this node may read and write there.
     ///
     /// # Errors
@@ -228,7 +233,7 @@ impl Place {
         let listed = parse(path)?;
         let location = location(&listed);
         let storage = &engine.tables().storage;
-        if !storage.is_in_warehouse(&location) && !engine.allows_files() {
+        if !storage.may_be_named(&location) {
             return Err(Error::denied(format!(
                 "{path}: this node reads and writes no files outside of its warehouses; allow_local_files in its configuration \
                  allows it"
@@ -364,12 +369,21 @@ fn as_text(schema: &Schema) -> Schema {
     Schema::new(fields.collect::<Vec<_>>())
 }
 
-/// A pipe would be waited for, and a device has no end.
+/// A pipe would be waited for, a device has no end, and where a link leads to nothing the link itself would be written over.
 fn check_kind(name: &str) -> Result<()> {
     let path = name.strip_prefix("file://").unwrap_or(name);
+    let itself = path.trim_end_matches('/');
     match std::fs::metadata(path) {
         Ok(found) if !found.is_file() && !found.is_dir() => {
             Err(Error::invalid(format!("{name} is neither a file nor a directory")))
+        }
+        Err(_) if std::fs::symlink_metadata(itself).is_ok_and(|found| found.is_symlink()) => {
+            let to = std::fs::read_link(itself).unwrap_or_default();
+            Err(Error::invalid(format!(
+                "{name} is a symbolic link to {}, which cannot be reached; nothing was read or written: name that place itself, or \
+                 remove the link",
+                to.display()
+            )))
         }
         // What is not there, and what is elsewhere, is found out by reading it.
         _ => Ok(()),
@@ -378,7 +392,11 @@ fn check_kind(name: &str) -> Result<()> {
 
 /// A directory is one also without the slash at its end.
 fn parse(name: &str) -> Result<ListingTableUrl> {
-    let is_dir = !name.contains("://") && !name.ends_with('/') && Path::new(name).is_dir();
+    let path = match name.strip_prefix("file://") {
+        Some(path) => Some(path),
+        None => (!name.contains("://")).then_some(name),
+    };
+    let is_dir = !name.ends_with('/') && path.is_some_and(|path| Path::new(path).is_dir());
     let name = if is_dir { format!("{name}/") } else { name.to_owned() };
     Ok(ListingTableUrl::parse(name)?)
 }

@@ -131,7 +131,6 @@ pub struct Engine {
     cluster: Option<RemoteStore>,
     read_timeout: Duration,
     write_timeout: Duration,
-    allow_local_files: bool,
     /// The other nodes, once this one is served.
     distributed: OnceLock<Arc<Distributed>>,
 }
@@ -249,7 +248,6 @@ impl Engine {
             cluster: None,
             read_timeout: config.read_timeout,
             write_timeout: config.write_timeout,
-            allow_local_files: config.allow_local_files,
             distributed: OnceLock::new(),
         })
     }
@@ -467,10 +465,6 @@ impl Engine {
     /// Ends the threads that statements compute on; waits at most so long for what they are at.
     pub async fn stop_computing(&self, patience: Duration) {
         self.computing.stop(patience).await;
-    }
-
-    fn allows_files(&self) -> bool {
-        self.allow_local_files
     }
 }
 

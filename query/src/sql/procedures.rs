@@ -15,6 +15,7 @@ use datafusion::physical_plan::collect;
 use datafusion::sql::sqlparser::ast::{
     Expr, Function, FunctionArg, FunctionArgExpr, FunctionArgOperator, FunctionArguments,
 };
+use iceberg::spec::SnapshotRetention;
 use lake_client::catalog::TableIdent;
 
 use super::add_files;
@@ -28,14 +29,24 @@ use crate::table::version::Edit;
 use crate::table::{Table, Tables, history, maintenance, numbers, orphans};
 use crate::words::{did_you_mean, nearest};
 
+const DAY_MS: i64 = 24 * 3600 * 1000;
+
 /// Procedures, and what they take.
-const PROCEDURES: [(&[&str], &[&str]); 10] = [
+const PROCEDURES: [(&[&str], &[&str]); 12] = [
     (&["rollback_to_snapshot", "set_current_snapshot", "cherrypick_snapshot"], &["table", "snapshot_id"]),
+    (&["rollback_to_timestamp"], &["table", "timestamp"]),
     (&["fast_forward"], &["table", "branch", "to"]),
-    (&["create_tag", "create_branch"], &["table", "name", "snapshot_id"]),
+    (&["create_tag"], &["table", "name", "snapshot_id", "retain_days"]),
+    (
+        &["create_branch"],
+        &["table", "name", "snapshot_id", "retain_days", "snapshot_retain_days", "min_snapshots_to_keep"],
+    ),
     (&["drop_tag", "drop_branch"], &["table", "name"]),
-    (&["expire_snapshots"], &["table", "older_than", "retain_last"]),
-    (&["rewrite_data_files"], &["table", "min_input_files", "strategy", "sort_order", "delete_file_threshold"]),
+    (&["expire_snapshots"], &["table", "older_than", "retain_last", "dry_run"]),
+    (
+        &["rewrite_data_files"],
+        &["table", "min_input_files", "strategy", "sort_order", "delete_file_threshold", "dry_run"],
+    ),
     (&["rewrite_manifests"], &["table"]),
     (&["remove_orphan_files"], &["table", "older_than_hours", "dry_run"]),
     (&["register_table"], &["table", "metadata_file"]),
@@ -46,13 +57,14 @@ const PROCEDURES: [(&[&str], &[&str]); 10] = [
 #[derive(Debug)]
 pub enum Procedure {
     RollbackToSnapshot { table: TableIdent, snapshot: i64 },
+    RollbackToTimestamp { table: TableIdent, before_ms: i64 },
     SetCurrentSnapshot { table: TableIdent, snapshot: i64 },
     CherrypickSnapshot { table: TableIdent, snapshot: i64 },
     FastForward { table: TableIdent, branch: String, to: String },
-    CreateRef { table: TableIdent, name: String, snapshot: Option<i64>, branch: bool },
+    CreateRef { table: TableIdent, name: String, snapshot: Option<i64>, retention: SnapshotRetention },
     DropRef { table: TableIdent, name: String, branch: bool },
-    ExpireSnapshots { table: TableIdent, older_than_ms: Option<i64>, retain_last: Option<u64> },
-    RewriteDataFiles { table: TableIdent, strategy: Strategy },
+    ExpireSnapshots { table: TableIdent, older_than_ms: Option<i64>, retain_last: Option<u64>, dry_run: bool },
+    RewriteDataFiles { table: TableIdent, strategy: Strategy, dry_run: bool },
     RewriteManifests { table: TableIdent },
     RemoveOrphanFiles { table: TableIdent, older_than: Duration, dry_run: bool },
     RegisterTable { table: TableIdent, metadata_file: String },
@@ -92,6 +104,10 @@ pub async fn plan(state: &SessionState, call: &Function) -> Result<Procedure> {
         "rollback_to_snapshot" => {
             Procedure::RollbackToSnapshot { table, snapshot: args.required_number("snapshot_id")? }
         }
+        "rollback_to_timestamp" => {
+            let before_ms = args.timestamp_ms("timestamp")?.ok_or_else(|| args.missing("timestamp"))?;
+            Procedure::RollbackToTimestamp { table, before_ms }
+        }
         "set_current_snapshot" => {
             Procedure::SetCurrentSnapshot { table, snapshot: args.required_number("snapshot_id")? }
         }
@@ -105,7 +121,7 @@ pub async fn plan(state: &SessionState, call: &Function) -> Result<Procedure> {
             table,
             name: args.required_text("name")?,
             snapshot: args.number("snapshot_id")?,
-            branch: name == "create_branch",
+            retention: args.retention(name == "create_branch")?,
         },
         "drop_tag" | "drop_branch" => {
             Procedure::DropRef { table, name: args.required_text("name")?, branch: name == "drop_branch" }
@@ -114,13 +130,14 @@ pub async fn plan(state: &SessionState, call: &Function) -> Result<Procedure> {
             table,
             older_than_ms: args.timestamp_ms("older_than")?,
             retain_last: args.count("retain_last")?,
+            dry_run: args.boolean("dry_run")?.unwrap_or(false),
         },
         "rewrite_data_files" => {
             let (strategy, order) = (args.text("strategy")?, args.text("sort_order")?);
             let (files, deletes) = (args.count("min_input_files")?, args.count("delete_file_threshold")?);
             let strategy = Strategy::new(strategy.as_deref(), order, files, deletes);
             let strategy = strategy.map_err(|e| e.while_doing(format_args!("{SYSTEM}.{name}")))?;
-            Procedure::RewriteDataFiles { table, strategy }
+            Procedure::RewriteDataFiles { table, strategy, dry_run: args.boolean("dry_run")?.unwrap_or(false) }
         }
         "rewrite_manifests" => Procedure::RewriteManifests { table },
         "remove_orphan_files" => {
@@ -152,7 +169,7 @@ pub fn check_readable(engine: &Engine, call: &Procedure) -> Result<()> {
     else {
         return Ok(());
     };
-    match engine.tables.storage.is_in_warehouse(location) || engine.allows_files() {
+    match engine.tables.storage.may_be_named(location) {
         true => Ok(()),
         false => Err(Error::denied(format!(
             "{location} is outside of every warehouse, and this node may not read there (allow_local_files)"
@@ -171,6 +188,9 @@ pub async fn run(tables: &Arc<Tables>, state: &SessionState, call: Procedure, de
         Procedure::RollbackToSnapshot { table, snapshot } => {
             apart(move || edited(table, maintenance::set_current(snapshot, true))).await
         }
+        Procedure::RollbackToTimestamp { table, before_ms } => {
+            apart(move || edited(table, maintenance::rollback_to_timestamp(before_ms))).await
+        }
         Procedure::SetCurrentSnapshot { table, snapshot } => {
             apart(move || edited(table, maintenance::set_current(snapshot, false))).await
         }
@@ -184,23 +204,26 @@ pub async fn run(tables: &Arc<Tables>, state: &SessionState, call: Procedure, de
         Procedure::FastForward { table, branch, to } => {
             apart(move || edited(table, history::fast_forward(branch, to))).await
         }
-        Procedure::CreateRef { table, name, snapshot, branch } => {
-            apart(move || edited(table, maintenance::create_ref(name, snapshot, branch))).await
+        Procedure::CreateRef { table, name, snapshot, retention } => {
+            apart(move || edited(table, maintenance::create_ref(name, snapshot, retention))).await
         }
         Procedure::DropRef { table, name, branch } => {
             apart(move || edited(table, maintenance::drop_ref(name, branch))).await
         }
-        Procedure::ExpireSnapshots { table, older_than_ms, retain_last } => {
+        Procedure::ExpireSnapshots { table, older_than_ms, retain_last, dry_run } => {
             let expired = move || async move {
                 let table = load(table).await?;
-                maintenance::expire_snapshots(tables, &table, older_than_ms, retain_last, deadline).await
+                match dry_run {
+                    true => maintenance::would_expire(tables, &table, older_than_ms, retain_last, deadline).await,
+                    false => maintenance::expire_snapshots(tables, &table, older_than_ms, retain_last, deadline).await,
+                }
             };
             apart(expired).await
         }
-        Procedure::RewriteDataFiles { table, strategy } => {
+        Procedure::RewriteDataFiles { table, strategy, dry_run } => {
             let rewritten = move || async move {
                 let table = load(table).await?;
-                rewrite::rewrite_data_files(tables, state, &table, &strategy, deadline).await
+                rewrite::rewrite_data_files(tables, state, &table, &strategy, dry_run, deadline).await
             };
             apart(rewritten).await
         }
@@ -334,6 +357,27 @@ impl Args {
         let number = self.number(name)?;
         let negative = || Error::invalid(format!("{SYSTEM}.{}: {name} is negative", self.procedure));
         number.map(|number| u64::try_from(number).map_err(|_| negative())).transpose()
+    }
+
+    /// How long a new branch, or tag, is kept, and with it the snapshots of a branch: as the table says where nothing is given.
+    fn retention(&self, branch: bool) -> Result<SnapshotRetention> {
+        let positive = |name: &str| match self.count(name)? {
+            Some(0) => Err(Error::invalid(format!("{SYSTEM}.{}: {name} is 0, and 1 is the least", self.procedure))),
+            given => Ok(given),
+        };
+        let ms = |name: &str| {
+            let days = positive(name)?.map(|days| i64::try_from(days).unwrap_or(i64::MAX));
+            Ok::<_, Error>(days.map(|days| days.saturating_mul(DAY_MS)))
+        };
+        let max_ref_age_ms = ms("retain_days")?;
+        Ok(match branch {
+            false => SnapshotRetention::Tag { max_ref_age_ms },
+            true => SnapshotRetention::Branch {
+                min_snapshots_to_keep: positive("min_snapshots_to_keep")?.map(|n| i32::try_from(n).unwrap_or(i32::MAX)),
+                max_snapshot_age_ms: ms("snapshot_retain_days")?,
+                max_ref_age_ms,
+            },
+        })
     }
 
     fn boolean(&self, name: &str) -> Result<Option<bool>> {

@@ -25,6 +25,7 @@ use crate::scan::{LakeTable, Wanted};
 use crate::table::conflict::{Isolation, Reads, Scope};
 use crate::table::deletes::{DeletePlace, place};
 use crate::table::layout::Layout;
+use crate::table::maintenance::NAMED_AT_MOST;
 use crate::table::version::{Removed, has_live_files};
 use crate::table::{Table, Tables};
 
@@ -69,7 +70,8 @@ impl Strategy {
     }
 }
 
-/// Rewrites data files; no row changes. Returns how many files were rewritten.
+/// Rewrites data files, or with `dry_run` only counts them and logs which; no row changes. Returns how many files were rewritten, or
+/// would be.
 ///
 /// # Errors
 /// `Conflict` if another writer has rewritten or removed one of them, or deleted rows of one.
@@ -78,6 +80,7 @@ pub async fn rewrite_data_files(
     state: &SessionState,
     table: &Table,
     strategy: &Strategy,
+    dry_run: bool,
     deadline: Instant,
 ) -> Result<u64> {
     table.check_writable()?;
@@ -100,6 +103,15 @@ pub async fn rewrite_data_files(
     let count = chosen.len() as u64;
     let removed: Arc<HashSet<String>> = Arc::new(chosen.iter().map(|file| path_of(file)).collect());
     let done_with = done_with(tables, table, &files, &removed).await?;
+    if dry_run {
+        let bytes: u64 = chosen.iter().map(|file| file.data_file().file_size_in_bytes()).sum();
+        let delete_files = done_with.len();
+        tracing::info!(table = %table.ident, files = count, bytes, delete_files, "a rewrite that was only asked about");
+        for location in removed.iter().take(NAMED_AT_MOST) {
+            tracing::info!(table = %table.ident, %location, "would be rewritten");
+        }
+        return Ok(count);
+    }
     if chosen.is_empty() && done_with.is_empty() {
         return Ok(0);
     }

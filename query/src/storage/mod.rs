@@ -11,6 +11,8 @@
 //! - Keys and secrets reach neither log nor error.
 //! - An upload that is given up is aborted ([`uploads`]), and one whose process has died once the sweep finds it ([`abandoned`]).
 //! - A bucket is reached as its warehouse says, or as the node's own configuration does.
+//! - A node that keeps to its warehouses opens nothing outside of them, on disk or in a bucket, whatever the metadata of a table names
+//!   ([`Storage::refuses`]): its keys may open more than its clients may.
 //!
 //! Limits: metadata objects of at most [`MAX_METADATA_BYTES`]; at most [`MAX_BUCKETS`] buckets at a time.
 
@@ -93,7 +95,7 @@ pub struct Storage {
     /// The other warehouses. Changed only while `buckets` is locked.
     warehouses: RwLock<Arc<Warehouses>>,
     buckets: Mutex<HashMap<String, Bucket>>,
-    /// Whether files of this machine are only those of warehouses.
+    /// Whether nothing is opened but what is in warehouses.
     keeps_to_warehouses: AtomicBool,
     /// What makes the requests to S3, whoever wants them: a connection is served by the runtime that has opened it. `None` where
     /// the storage was made outside of one.
@@ -230,17 +232,24 @@ impl Storage {
                 || self.warehouses().profiles.values().any(|profile| profile.holds(location)))
     }
 
-    /// From now on files of this machine are only those of warehouses, whatever the metadata of a table names.
+    /// From now on only what is in warehouses is opened, whatever the metadata of a table names.
     pub fn keep_to_warehouses(&self) {
         self.keeps_to_warehouses.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it is a file of this machine, outside of every warehouse that this node knows, and those are not to be had.
+    /// Whether a client may name this place: in a warehouse, or anywhere if the node does not keep to those.
+    pub fn may_be_named(&self, location: &str) -> bool {
+        !self.keeps_to_warehouses.load(Ordering::Relaxed) || self.is_in_warehouse(location)
+    }
+
+    /// Whether it is a file of this machine, or an object in a bucket, outside of every warehouse that this node knows, and those are
+    /// not to be had.
     pub fn refuses(&self, location: &str) -> bool {
-        self.keeps_to_warehouses.load(Ordering::Relaxed)
-            && (location.starts_with('/') || location.starts_with("file:"))
-            && !self.is_in_warehouse(location)
-            && !self.is_in_warehouse(&canonical(location))
+        if !self.keeps_to_warehouses.load(Ordering::Relaxed) || self.is_in_warehouse(location) {
+            return false;
+        }
+        let spelled = canonical(location);
+        (spelled.starts_with("file:") || spelled.starts_with("s3://")) && !self.is_in_warehouse(&spelled)
     }
 
     /// Whether a warehouse says how a bucket is reached, as far as this node knows.
@@ -332,21 +341,40 @@ impl Storage {
     pub fn resolve(&self, location: &str) -> Result<Object> {
         match self.refuses(location) {
             true => Err(Error::denied(format!(
-                "location {location}: this node reads and writes no files outside of its warehouses; allow_local_files in its \
-                 configuration allows it"
+                "location {location}: this node reads and writes no files outside of its warehouses; a warehouse whose root it is under, or \
+                 allow_local_files in its configuration, allows it"
             ))),
             false => self.take_apart(location),
         }
     }
 
     fn take_apart(&self, location: &str) -> Result<Object> {
+        match Self::parse(location)? {
+            (Some((bucket, url)), path) => Ok(Object { store: self.bucket(bucket)?.store, path, url }),
+            (None, path) => Ok(Object { store: self.local.clone(), path, url: ObjectStoreUrl::local_filesystem() }),
+        }
+    }
+
+    /// Checks that there can be an object at a location.
+    ///
+    /// # Errors
+    /// `Invalid`, as [`Storage::resolve`].
+    pub fn check_location(location: &str) -> Result<()> {
+        match Self::parse(location)?.1.as_ref().is_empty() {
+            true => Err(Error::invalid(format!("location {location}: it names no object"))),
+            false => Ok(()),
+        }
+    }
+
+    /// A location's bucket with its URL, which files of this machine have not, and the path in it.
+    fn parse(location: &str) -> Result<(Option<(&str, ObjectStoreUrl)>, Path)> {
         let wrong = |why: String| Error::invalid(format!("location {location}: {why}"));
         let parse = |path: &str| Path::parse(path).map_err(|e| wrong(e.to_string()));
         if let Some(rest) = location.strip_prefix("s3://").or_else(|| location.strip_prefix("s3a://")) {
             let (bucket, path) = rest.split_once('/').unwrap_or((rest, ""));
             let scheme = &location[..location.len() - rest.len()];
             let url = ObjectStoreUrl::parse(format!("{scheme}{bucket}")).map_err(|e| wrong(e.to_string()))?;
-            return Ok(Object { store: self.bucket(bucket)?.store, path: parse(path)?, url });
+            return Ok((Some((bucket, url)), parse(path)?));
         }
         let path = match location.split_once("://") {
             Some(("file", path)) => path,
@@ -356,7 +384,7 @@ impl Storage {
         if !path.starts_with('/') {
             return Err(wrong("not an absolute path".into()));
         }
-        Ok(Object { store: self.local.clone(), path: parse(path)?, url: ObjectStoreUrl::local_filesystem() })
+        Ok((None, parse(path)?))
     }
 
     fn bucket(&self, bucket: &str) -> Result<Bucket> {
@@ -795,5 +823,26 @@ mod tests {
         assert!(storage.resolve("gs://b/x").unwrap_err().message.contains("gs"));
         assert!(storage.resolve("relative/x").is_err());
         assert!(storage.resolve("file:///a/../b").is_err());
+    }
+
+    #[test]
+    fn only_what_is_in_warehouses_is_opened_where_nothing_else_may_be() {
+        let storage = Storage::new("s3://b/p", S3Config { region: Some("x".into()), ..S3Config::default() });
+        let others =
+            ["s3://b/px/y", "s3://b/y", "s3a://b/y", "s3://c/p/x", "file:///x", "file:/x", "/x", "s3://b/p/../y"];
+        assert!(others.iter().all(|location| !storage.refuses(location)));
+        storage.keep_to_warehouses();
+        for location in others {
+            let error = storage.resolve(location).unwrap_err();
+            assert!(error.kind == Kind::Denied && error.message.contains(location), "{error}");
+            assert!(error.message.contains("allow_local_files"), "{error}");
+        }
+        for location in ["s3://b/p/x", "s3a://b/p/t/data/x.parquet"] {
+            storage.resolve(location).unwrap();
+        }
+        let root = lake_client::warehouse::Profile::new("s3://c/p", None).unwrap();
+        storage.learn(Warehouses { revision: 1, profiles: [("w".to_owned(), root)].into(), ..Warehouses::default() });
+        storage.resolve("s3://c/p/x").unwrap();
+        assert!(storage.refuses("s3://c/q/x"));
     }
 }

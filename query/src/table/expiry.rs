@@ -1,9 +1,9 @@
 //! Snapshots that expire by themselves, so that a table which is appended to all the time keeps metadata of bounded size.
 //!
 //! With the table property [`EXPIRE`] = `true`, appends that are committed together also take those snapshots out of the history
-//! that no tag or branch needs and that are older than Iceberg's own properties say
-//! (`history.expire.max-snapshot-age-ms`, 5 days by default, and `history.expire.min-snapshots-to-keep`), in the same commit, and
-//! once the oldest of them is past by [`EVERY`]: so at most that often. Afterwards what only they needed is removed:
+//! that no tag or branch needs, that are older than Iceberg's own properties say
+//! (`history.expire.max-snapshot-age-ms`, 5 days by default, and `history.expire.min-snapshots-to-keep`) and that nobody can be reading
+//! ([`maintenance::HELD_FOR`]), in the same commit, and once the oldest of them is past by [`EVERY`]: so at most that often. Afterwards what only they needed is removed:
 //! - While rows were only added since the oldest of them, and all snapshots are in one line of descent, no data file can have
 //!   become unused: then only manifest lists and manifests are compared, those of the snapshots that went with those of their
 //!   neighbours that stayed. A manifest that leaves the list does not come back, so the neighbours tell.
@@ -59,12 +59,9 @@ impl Expiring {
         let gone = Gone::default();
         self.gone = Some(gone.clone());
         Some(Arc::new(move |base: &TableMetadata, builder: TableMetadataBuilder| {
-            let kept = maintenance::retained(base, None, None)?;
-            let past = base.snapshots().filter(|snapshot| !kept.contains(&snapshot.snapshot_id()));
-            let past: Vec<Snapshot> = past.map(|snapshot| snapshot.as_ref().clone()).collect();
-            let ids: Vec<i64> = past.iter().map(Snapshot::snapshot_id).collect();
+            let (past, builder) = maintenance::retained(base, None, None)?.remove_others(base, builder);
             *gone.lock().unwrap_or_else(PoisonError::into_inner) = Some((past, base.clone()));
-            Ok(builder.remove_snapshots(&ids))
+            Ok(builder)
         }))
     }
 
@@ -101,11 +98,14 @@ pub fn is_due(metadata: &TableMetadata) -> bool {
     if !metadata.properties().get(EXPIRE).is_some_and(|value| value.eq_ignore_ascii_case("true")) {
         return false;
     }
-    let age_ms = now_ms().saturating_sub(maintenance::snapshot_age_ms(metadata));
-    let current = metadata.current_snapshot_id();
     let any_past = |by: Duration| {
-        let cutoff = age_ms.saturating_sub(by.as_millis() as i64);
-        metadata.snapshots().any(|s| s.timestamp_ms() < cutoff && Some(s.snapshot_id()) != current)
+        let then = now_ms().saturating_sub(by.as_millis() as i64);
+        let cutoff = then.saturating_sub(maintenance::snapshot_age_ms(metadata));
+        let mut old = metadata.snapshots().filter(|snapshot| snapshot.timestamp_ms() < cutoff).peekable();
+        old.peek().is_some() && {
+            let held = maintenance::held(metadata, then);
+            old.any(|snapshot| !held.contains(&snapshot.snapshot_id()))
+        }
     };
     match any_past(EVERY) {
         true if only_added(metadata, metadata.snapshots()) => true,

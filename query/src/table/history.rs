@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use iceberg::spec::{
-    MAIN_BRANCH, ManifestContentType, ManifestStatus, Operation, Snapshot, SnapshotReference, TableMetadata,
-    TableMetadataBuilder,
+    ManifestContentType, ManifestStatus, Operation, Snapshot, SnapshotReference, TableMetadata, TableMetadataBuilder,
 };
 
 use super::commit::{self, Proposal};
-use super::maintenance::{ancestors, branch_retention, reference};
+use super::maintenance::{ancestors, branch_retention, make_current, reference};
 use super::version::{self, Edit, Removed};
 use super::writer::DataFiles;
 use super::{Table, Tables};
@@ -39,7 +38,7 @@ pub async fn cherrypick_snapshot(tables: &Arc<Tables>, table: &Table, picked: i6
             if base.current_snapshot_id() != parent {
                 return Err(Error::conflict("another writer has meanwhile committed to the table; run it again"));
             }
-            Ok(builder.set_ref(MAIN_BRANCH, SnapshotReference::new(picked, branch_retention()))?)
+            make_current(base, builder, picked)
         });
         return tables.edit(table, edit, deadline).await;
     }

@@ -28,9 +28,9 @@ use iceberg::spec::{
     Datum, Literal, NullOrder, PrimitiveType, Schema, SortDirection, SortField, SortOrder, Struct, TableMetadata,
     Transform, Type, UnboundPartitionSpec,
 };
-use iceberg::transform::{BoxedTransformFunction, create_transform_function};
+use iceberg::transform::BoxedTransformFunction;
 
-use super::types;
+use super::{sound, types};
 use crate::error::{Error, Result};
 
 /// How a table is to be laid out, by names of columns.
@@ -57,11 +57,11 @@ impl Layout {
         let mut spec = UnboundPartitionSpec::builder();
         for (name, transform) in &self.partition {
             let (id, data_type) = source(schema, name)?;
-            transform.result_type(&data_type).map_err(|_| {
-                Error::invalid(format!(
-                    "the table cannot be partitioned by {transform} of {name}, which is {data_type}"
-                ))
-            })?;
+            if let Some(why) = sound::misfit(*transform, &data_type) {
+                return Err(Error::invalid(format!(
+                    "the table cannot be partitioned by {transform} of {name}, which is {data_type}: {why}"
+                )));
+            }
             let suffix = match transform {
                 Transform::Identity => "",
                 Transform::Bucket(_) => "_bucket",
@@ -159,8 +159,8 @@ impl Partitioner {
             let (place, data_type) = column.ok_or_else(|| {
                 Error::not_supported(format!("it is partitioned by {}, which is no column of its own", field.name))
             })?;
-            let function = create_transform_function(&field.transform)
-                .map_err(|e| Error::not_supported(format!("it is partitioned by {}: {e}", field.name)))?;
+            let function = sound::function(field.transform)
+                .map_err(|e| e.while_doing(format_args!("it is partitioned by {}", field.name)))?;
             let arrow_type = arrow.field(place).data_type().clone();
             fields.push(PartitionColumn { place, data_type, arrow_type, transform: field.transform, function });
         }

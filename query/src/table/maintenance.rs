@@ -7,7 +7,7 @@
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use iceberg::spec::{
@@ -27,8 +27,16 @@ use crate::storage::io::LakeIo;
 
 /// Snapshots older than this expire, unless the table or the statement says otherwise.
 const SNAPSHOT_AGE_MS: i64 = 5 * 24 * 3600 * 1000;
+/// For so long after another took its place no snapshot expires that was current, unless the table says otherwise ([`HELD`]): a ticket
+/// that was made at that moment is good for 10 minutes, the query that it stands for then runs for 10 at most by default, and clocks
+/// differ.
+pub const HELD_FOR: Duration = Duration::from_secs(21 * 60);
+/// The table property that says for how long that is, in milliseconds. Below [`HELD_FOR`] statements may lose what they read.
+pub const HELD: &str = "lake.expire-snapshots.held-ms";
 /// Manifests read at a time.
 const MANIFESTS_IN_FLIGHT: usize = 16;
+/// Most files, and most snapshots, that the log names of what a dry run has found.
+pub const NAMED_AT_MOST: usize = 1000;
 
 /// Makes a snapshot the current one; `ancestor`: only one that the current one comes from.
 pub fn set_current(snapshot: i64, ancestor: bool) -> Edit {
@@ -39,20 +47,42 @@ pub fn set_current(snapshot: i64, ancestor: bool) -> Edit {
         if ancestor && !ancestors(base, base.current_snapshot_id()).any(|s| s.snapshot_id() == snapshot) {
             return Err(Error::invalid(format!("the current snapshot does not come from snapshot {snapshot}")));
         }
-        let current = base.current_snapshot_id();
-        match current == Some(snapshot) {
-            true => Ok(builder),
-            false => Ok(builder.set_ref(MAIN_BRANCH, SnapshotReference::new(snapshot, branch_retention()))?),
+        make_current(base, builder, snapshot)
+    })
+}
+
+/// Makes the latest snapshot the current one that was made before that moment, of those that the current one comes from.
+pub fn rollback_to_timestamp(before_ms: i64) -> Edit {
+    Arc::new(move |base: &TableMetadata, builder: TableMetadataBuilder| {
+        let line = ancestors(base, base.current_snapshot_id());
+        let earlier = line.filter(|snapshot| snapshot.timestamp_ms() < before_ms);
+        match earlier.max_by_key(|snapshot| snapshot.timestamp_ms()) {
+            Some(snapshot) => make_current(base, builder, snapshot.snapshot_id()),
+            None => Err(Error::not_found(
+                "the current snapshot comes from none that was made before that moment, as far as the table's history goes back",
+            )),
         }
     })
+}
+
+pub(super) fn make_current(
+    base: &TableMetadata,
+    builder: TableMetadataBuilder,
+    snapshot: i64,
+) -> Result<TableMetadataBuilder> {
+    if base.current_snapshot_id() == Some(snapshot) {
+        return Ok(builder);
+    }
+    let retention = reference(base, MAIN_BRANCH)?.map_or_else(branch_retention, |main| main.retention);
+    Ok(builder.set_ref(MAIN_BRANCH, SnapshotReference::new(snapshot, retention))?)
 }
 
 pub(super) fn branch_retention() -> SnapshotRetention {
     SnapshotRetention::Branch { min_snapshots_to_keep: None, max_snapshot_age_ms: None, max_ref_age_ms: None }
 }
 
-/// Names a snapshot, the current one unless another is given.
-pub fn create_ref(name: String, snapshot: Option<i64>, branch: bool) -> Edit {
+/// Names a snapshot, the current one unless another is given, for as long as `retention` says, which is a branch's or a tag's.
+pub fn create_ref(name: String, snapshot: Option<i64>, retention: SnapshotRetention) -> Edit {
     Arc::new(move |base: &TableMetadata, builder: TableMetadataBuilder| {
         if base.snapshot_for_ref(&name).is_some() {
             return Err(Error::already_exists(format!("the table has a reference {name} already")));
@@ -63,11 +93,7 @@ pub fn create_ref(name: String, snapshot: Option<i64>, branch: bool) -> Edit {
         if base.snapshot_by_id(snapshot).is_none() {
             return Err(Error::not_found(format!("the table has no snapshot {snapshot}")));
         }
-        let retention = match branch {
-            true => branch_retention(),
-            false => SnapshotRetention::Tag { max_ref_age_ms: None },
-        };
-        Ok(builder.set_ref(&name, SnapshotReference::new(snapshot, retention))?)
+        Ok(builder.set_ref(&name, SnapshotReference::new(snapshot, retention.clone()))?)
     })
 }
 
@@ -105,8 +131,8 @@ pub(super) fn ancestors(base: &TableMetadata, from: Option<i64>) -> impl Iterato
     line.take(base.snapshots().len())
 }
 
-/// Removes snapshots from the history that are old and no reference needs, and then the objects that only they refer to.
-/// Returns how many snapshots.
+/// Removes references that are past, and snapshots from the history that are old, that no reference needs and that nobody can be
+/// reading ([`held`]), and then the objects that only they refer to. Returns how many snapshots.
 pub async fn expire_snapshots(
     tables: &Arc<Tables>,
     table: &Table,
@@ -114,17 +140,14 @@ pub async fn expire_snapshots(
     retain_last: Option<u64>,
     deadline: Instant,
 ) -> Result<u64> {
-    let expired: Arc<Mutex<(Vec<Snapshot>, Option<TableMetadata>)>> = Arc::default();
+    let taken_out: Arc<Mutex<(Vec<Snapshot>, Option<TableMetadata>)>> = Arc::default();
     let edit: Edit = {
-        let (expired, tables) = (expired.clone(), tables.clone());
+        let (taken_out, tables) = (taken_out.clone(), tables.clone());
         Arc::new(move |base: &TableMetadata, builder: TableMetadataBuilder| {
-            let kept = retained(base, older_than_ms, retain_last)?;
-            let gone: Vec<Snapshot> =
-                base.snapshots().filter(|s| !kept.contains(&s.snapshot_id())).map(|s| s.as_ref().clone()).collect();
+            let (gone, builder) = retained(base, older_than_ms, retain_last)?.remove_others(base, builder);
             tables.will_answer(gone.len() as u64);
-            let ids: Vec<i64> = gone.iter().map(|snapshot| snapshot.snapshot_id()).collect();
-            *expired.lock().unwrap_or_else(PoisonError::into_inner) = (gone, Some(base.clone()));
-            Ok(builder.remove_snapshots(&ids))
+            *taken_out.lock().unwrap_or_else(PoisonError::into_inner) = (gone, Some(base.clone()));
+            Ok(builder)
         })
     };
     let (tables, table) = (tables.clone(), table.clone());
@@ -133,7 +156,7 @@ pub async fn expire_snapshots(
         .owned(async move {
             let none = DataFiles::new(tables.storage.clone(), tables.tasks.clone());
             let pointer = commit::commit(&tables, &table, Proposal::edit(edit), none, deadline).await?;
-            let (gone, base) = std::mem::take(&mut *expired.lock().unwrap_or_else(PoisonError::into_inner));
+            let (gone, base) = std::mem::take(&mut *taken_out.lock().unwrap_or_else(PoisonError::into_inner));
             let Some(base) = base else { return Ok(0) };
             if !gone.is_empty() {
                 let current = tables.cache.table(&pointer.value.metadata_location).await;
@@ -151,48 +174,153 @@ pub async fn expire_snapshots(
         .await
 }
 
-/// How long snapshots of a table are kept, in milliseconds.
-pub(super) fn snapshot_age_ms(base: &TableMetadata) -> i64 {
-    let asked = base.properties().get("history.expire.max-snapshot-age-ms").and_then(|text| text.parse().ok());
-    asked.unwrap_or(SNAPSHOT_AGE_MS)
-}
-
-/// The ids of the snapshots that stay.
-pub(super) fn retained(
-    base: &TableMetadata,
+/// What [`expire_snapshots`] would do to the table as it is now. Returns how many snapshots it would remove; the log names them, and the
+/// objects that only they refer to.
+///
+/// # Errors
+/// What could not be read; `Deadline`.
+pub async fn would_expire(
+    tables: &Tables,
+    table: &Table,
     older_than_ms: Option<i64>,
     retain_last: Option<u64>,
-) -> Result<HashSet<i64>> {
-    let (older_than_ms, retain_last) = match planted::has(Bug::ExpiredYoung) {
+    deadline: Instant,
+) -> Result<u64> {
+    let base: &TableMetadata = &table.metadata;
+    let gone = expired(base, older_than_ms, retain_last)?;
+    let ids: HashSet<i64> = gone.iter().map(Snapshot::snapshot_id).collect();
+    let stay =
+        base.snapshots().map(AsRef::as_ref).filter(|snapshot: &&Snapshot| !ids.contains(&snapshot.snapshot_id()));
+    let objects = unreferenced(tables, base, &gone, (base, stay), deadline).await?;
+    let (snapshots, found) = (gone.len(), objects.len());
+    tracing::info!(table = %table.ident, snapshots, objects = found, "an expiry that was only asked about");
+    for snapshot in ids.iter().take(NAMED_AT_MOST) {
+        tracing::info!(table = %table.ident, snapshot, "would expire");
+    }
+    for location in objects.iter().take(NAMED_AT_MOST) {
+        tracing::info!(table = %table.ident, %location, "would be removed");
+    }
+    Ok(snapshots as u64)
+}
+
+/// The snapshots that do not stay.
+fn expired(base: &TableMetadata, older_than_ms: Option<i64>, retain_last: Option<u64>) -> Result<Vec<Snapshot>> {
+    Ok(retained(base, older_than_ms, retain_last)?.others(base))
+}
+
+/// How long snapshots of a table are kept, in milliseconds.
+pub(super) fn snapshot_age_ms(base: &TableMetadata) -> i64 {
+    property(base, "history.expire.max-snapshot-age-ms").unwrap_or(SNAPSHOT_AGE_MS)
+}
+
+/// What stays of a table's history.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Retained {
+    snapshots: HashSet<i64>,
+    /// References that do not.
+    past: Vec<String>,
+}
+
+impl Retained {
+    /// The snapshots that do not stay.
+    fn others(&self, base: &TableMetadata) -> Vec<Snapshot> {
+        let others = base.snapshots().filter(|snapshot| !self.snapshots.contains(&snapshot.snapshot_id()));
+        others.map(|snapshot| snapshot.as_ref().clone()).collect()
+    }
+
+    /// Removes what does not stay. Gives the snapshots.
+    pub fn remove_others(
+        &self,
+        base: &TableMetadata,
+        builder: TableMetadataBuilder,
+    ) -> (Vec<Snapshot>, TableMetadataBuilder) {
+        let gone = self.others(base);
+        let ids: Vec<i64> = gone.iter().map(Snapshot::snapshot_id).collect();
+        let builder = self.past.iter().fold(builder, |builder, name| builder.remove_ref(name));
+        (gone, builder.remove_snapshots(&ids))
+    }
+}
+
+/// What stays, by the rules of Iceberg's specification (Snapshot Retention Policy), and what may be in use.
+pub(super) fn retained(base: &TableMetadata, older_than_ms: Option<i64>, retain_last: Option<u64>) -> Result<Retained> {
+    let young = planted::has(Bug::ExpiredYoung);
+    let (older_than_ms, retain_last) = match young {
         true => (Some(version::now_ms()), Some(1)),
         false => (older_than_ms, retain_last),
     };
-    let property = |name: &str| base.properties().get(name).and_then(|text| text.parse::<i64>().ok());
     let now = version::now_ms();
     let default_cutoff = older_than_ms.unwrap_or(now.saturating_sub(snapshot_age_ms(base)));
-    let least = property("history.expire.min-snapshots-to-keep").and_then(|n| u64::try_from(n).ok());
+    let least = property(base, "history.expire.min-snapshots-to-keep").and_then(|n| u64::try_from(n).ok());
     let default_least = retain_last.or(least).unwrap_or(1).max(1);
-    let mut kept = HashSet::new();
-    for (_, reference) in references(base)? {
+    let default_ref_age = property(base, "history.expire.max-ref-age-ms");
+    let mut retained = Retained::default();
+    let mut referred = HashSet::new();
+    for (name, reference) in references(base)? {
+        let (SnapshotRetention::Tag { max_ref_age_ms } | SnapshotRetention::Branch { max_ref_age_ms, .. }) =
+            &reference.retention;
+        let made = base.snapshot_by_id(reference.snapshot_id).map(|snapshot| snapshot.timestamp_ms());
+        let is_past = match (made, max_ref_age_ms.or(default_ref_age)) {
+            (Some(made), Some(most)) => now.saturating_sub(made) > most,
+            _ => false,
+        };
+        if is_past && name != MAIN_BRANCH {
+            retained.past.push(name);
+            continue;
+        }
         match &reference.retention {
             SnapshotRetention::Tag { .. } => {
-                kept.insert(reference.snapshot_id);
+                referred.insert(reference.snapshot_id);
+                retained.snapshots.insert(reference.snapshot_id);
             }
             SnapshotRetention::Branch { min_snapshots_to_keep, max_snapshot_age_ms, .. } => {
-                let least = min_snapshots_to_keep.and_then(|n| u64::try_from(n).ok()).unwrap_or(default_least);
+                let least = min_snapshots_to_keep.and_then(|n| u64::try_from(n).ok()).unwrap_or(default_least).max(1);
                 let cutoff = max_snapshot_age_ms.map_or(default_cutoff, |age| now.saturating_sub(age));
                 for (i, snapshot) in ancestors(base, Some(reference.snapshot_id)).enumerate() {
+                    referred.insert(snapshot.snapshot_id());
                     if (i as u64) < least || snapshot.timestamp_ms() >= cutoff {
-                        kept.insert(snapshot.snapshot_id());
+                        retained.snapshots.insert(snapshot.snapshot_id());
                     }
                 }
             }
         }
     }
     // What no reference leads to goes once it is old: a rollback may be taken back for a while.
-    let young = base.snapshots().filter(|snapshot| snapshot.timestamp_ms() >= default_cutoff);
-    kept.extend(young.map(|snapshot| snapshot.snapshot_id()));
-    Ok(kept)
+    let unreferred = base.snapshots().filter(|snapshot| !referred.contains(&snapshot.snapshot_id()));
+    let recent = unreferred.filter(|snapshot| snapshot.timestamp_ms() >= default_cutoff);
+    retained.snapshots.extend(recent.map(|snapshot| snapshot.snapshot_id()));
+    if !young {
+        retained.snapshots.extend(held(base, now));
+    }
+    Ok(retained)
+}
+
+/// The snapshots that statements and tickets may be reading at that moment which took them for the current one: those that are it, or
+/// were it until at most [`HELD_FOR`] ago. What is read by FOR VERSION AS OF is not told by this, nor are the heads of other branches.
+pub(super) fn held(base: &TableMetadata, now_ms: i64) -> HashSet<i64> {
+    let held_for_ms = property(base, HELD).unwrap_or(HELD_FOR.as_millis() as i64);
+    let since_ms = now_ms.saturating_sub(held_for_ms);
+    let mut held: HashSet<i64> = base.current_snapshot_id().into_iter().collect();
+    if held_for_ms <= 0 {
+        return held;
+    }
+    // Until the one that follows it was made ...
+    for snapshot in base.snapshots().filter(|snapshot| snapshot.timestamp_ms() >= since_ms) {
+        held.insert(snapshot.snapshot_id());
+        held.extend(snapshot.parent_snapshot_id());
+    }
+    // ... or another took its place, as by a rollback ...
+    let log = base.history();
+    let replaced = log.windows(2).filter(|pair| pair[1].timestamp_ms >= since_ms);
+    held.extend(replaced.map(|pair| pair[0].snapshot_id));
+    // ... or none did.
+    if base.current_snapshot_id().is_none() && base.last_updated_ms() >= since_ms {
+        held.extend(log.last().map(|entry| entry.snapshot_id));
+    }
+    held
+}
+
+fn property(base: &TableMetadata, name: &str) -> Option<i64> {
+    base.properties().get(name).and_then(|text| text.parse().ok())
 }
 
 /// Removes what the snapshots `gone` of `base` refer to and no snapshot of `current` does.
@@ -206,8 +334,28 @@ pub(super) async fn remove_unreferenced(
     gone: &[Snapshot],
     deadline: Instant,
 ) -> Result<()> {
+    let stay = current.snapshots().map(AsRef::as_ref);
+    let orphans = unreferenced(tables, base, gone, (current, stay), deadline).await?;
+    let removed = tables.storage.discard_until(&orphans, deadline).await;
+    match Instant::now() < deadline || removed == orphans.len() {
+        true => Ok(()),
+        false => Err(Error::deadline(format!("{removed} of {} are gone, and there was no more time", orphans.len()))),
+    }
+}
+
+/// What the snapshots `gone` of `base` refer to, and those that `stay` in a version do not.
+///
+/// # Errors
+/// What could not be read; `Deadline`.
+async fn unreferenced<'a>(
+    tables: &Tables,
+    base: &TableMetadata,
+    gone: &[Snapshot],
+    (version, stay): (&TableMetadata, impl Iterator<Item = &'a Snapshot>),
+    deadline: Instant,
+) -> Result<Vec<String>> {
     let find = async {
-        let kept = reachable(&tables.cache, current, current.snapshots().map(AsRef::as_ref)).await?;
+        let kept = reachable(&tables.cache, version, stay).await?;
         let lost = reachable(&tables.cache, base, gone.iter()).await?;
         Ok((kept, lost))
     };
@@ -217,13 +365,7 @@ pub(super) async fn remove_unreferenced(
     // What lies elsewhere is not the table's own.
     let own = format!("{}/", base.location());
     let is_kept = |location: &String| kept.contains(location) && !planted::has(Bug::ExpiredTooMuch);
-    let orphans: Vec<String> =
-        lost.into_iter().filter(|location| !is_kept(location) && location.starts_with(&own)).collect();
-    let removed = tables.storage.discard_until(&orphans, deadline).await;
-    match Instant::now() < deadline || removed == orphans.len() {
-        true => Ok(()),
-        false => Err(Error::deadline(format!("{removed} of {} are gone, and there was no more time", orphans.len()))),
-    }
+    Ok(lost.into_iter().filter(|location| !is_kept(location) && location.starts_with(&own)).collect())
 }
 
 /// The manifest lists, manifests and files of snapshots.
@@ -284,10 +426,13 @@ pub async fn rewrite_manifests(tables: &Arc<Tables>, table: &Table, deadline: In
 ///
 /// # Errors
 /// `AlreadyExists` for one of this name, or one that this is the metadata of; `NotFound` for the namespace or the file; `Corrupt`
-/// for a file that is no table metadata.
+/// for a file that is no table metadata; `Invalid` for what lake cannot use, or names what is where it may not be.
 pub async fn register_table(tables: &Arc<Tables>, ident: &TableIdent, file: &str, deadline: Instant) -> Result<()> {
     let doing = format!("registering table {ident}");
     let metadata = tables.cache.table(file).await.map_err(|e| e.while_doing(&doing))?;
+    let place = tables.check_place("the table's location", metadata.location(), deadline).await;
+    place.map_err(|e| e.while_doing(&doing))?;
+    tables.check_incoming(&metadata, None, deadline).await.map_err(|e| e.while_doing(&doing))?;
     let check = || tables.check_not_purged(metadata.uuid(), deadline);
     let unpurged = check().await.map_err(|e| e.while_doing(&doing))?;
     let pointer = TablePointer { uuid: metadata.uuid(), metadata_location: file.to_owned(), previous_location: None };
@@ -302,5 +447,125 @@ pub async fn register_table(tables: &Arc<Tables>, ident: &TableIdent, file: &str
             error if error.kind == Kind::Unknown => Err(error),
             error => Err(error.of_a_change()),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const MINUTE: i64 = 60_000;
+    const DAY: i64 = 24 * 60 * MINUTE;
+
+    /// A table whose snapshots 1, 2, ... were made so long ago, in milliseconds, each from the one before it, the last being current.
+    fn table(ages: &[i64], change: impl Fn(&mut Value)) -> TableMetadata {
+        let at = |age: i64| version::now_ms() - age;
+        let id = |i: usize| i as i64 + 1;
+        let snapshots: Vec<Value> = ages.iter().enumerate().map(|(i, age)| {
+            let mut snapshot = json!({"snapshot-id": id(i), "sequence-number": id(i), "timestamp-ms": at(*age),
+                "summary": {"operation": "append"}, "manifest-list": format!("file:///w/t/metadata/snap-{i}.avro"), "schema-id": 0});
+            if i > 0 {
+                snapshot["parent-snapshot-id"] = json!(id(i - 1));
+            }
+            snapshot
+        }).collect();
+        let log: Vec<Value> =
+            ages.iter().enumerate().map(|(i, age)| json!({"snapshot-id": id(i), "timestamp-ms": at(*age)})).collect();
+        let current = ages.len() as i64;
+        let mut metadata = json!({"format-version": 2, "table-uuid": uuid::Uuid::from_u128(7), "location": "file:///w/t",
+            "last-sequence-number": current, "last-updated-ms": at(0), "last-column-id": 1, "current-schema-id": 0,
+            "schemas": [{"type": "struct", "schema-id": 0, "fields":
+                [{"id": 1, "name": "x", "required": false, "type": "long"}]}],
+            "default-spec-id": 0, "partition-specs": [{"spec-id": 0, "fields": []}], "last-partition-id": 999,
+            "default-sort-order-id": 0, "sort-orders": [{"order-id": 0, "fields": []}], "properties": {},
+            "current-snapshot-id": current, "snapshots": snapshots, "snapshot-log": log, "metadata-log": [],
+            "refs": {"main": {"snapshot-id": current, "type": "branch"}}});
+        change(&mut metadata);
+        serde_json::from_value(metadata).unwrap()
+    }
+
+    fn kept(table: &TableMetadata, older_than_ms: Option<i64>) -> (Vec<i64>, Vec<String>) {
+        let Retained { snapshots, mut past } = retained(table, older_than_ms, None).unwrap();
+        let mut snapshots: Vec<i64> = snapshots.into_iter().collect();
+        snapshots.sort_unstable();
+        past.sort_unstable();
+        (snapshots, past)
+    }
+
+    #[test]
+    fn what_was_current_a_while_ago_is_held() {
+        let now = Some(version::now_ms());
+        // The second was current until 5 minutes ago, although it is old, and the first until the second was there.
+        let ages = [9 * DAY, 8 * DAY, 5 * MINUTE];
+        assert_eq!(kept(&table(&ages, |_| {}), now).0, [2, 3]);
+        assert_eq!(kept(&table(&ages, |_| {}), None).0, [2, 3]);
+        assert_eq!(kept(&table(&[9 * DAY, 8 * DAY, 25 * MINUTE], |_| {}), now).0, [3]);
+        let held_for = |ms: &'static str| move |m: &mut Value| m["properties"] = json!({HELD: ms});
+        assert_eq!(kept(&table(&ages, held_for("60000")), now).0, [3]);
+        assert_eq!(kept(&table(&ages, held_for("0")), now).0, [3]);
+        assert_eq!(kept(&table(&[9 * DAY, 2 * DAY, DAY], held_for("604800000")), now).0, [1, 2, 3]);
+        // After a rollback from the third, 5 minutes ago.
+        let rolled_back = table(&[9 * DAY, 8 * DAY, 7 * DAY], |m| {
+            let at = version::now_ms() - 5 * MINUTE;
+            m["snapshot-log"].as_array_mut().unwrap().push(json!({"snapshot-id": 1, "timestamp-ms": at}));
+            m["current-snapshot-id"] = json!(1);
+            m["refs"]["main"]["snapshot-id"] = json!(1);
+        });
+        assert_eq!(kept(&rolled_back, now).0, [1, 3]);
+        // The table was emptied without a snapshot, as CREATE OR REPLACE does.
+        let emptied = table(&[9 * DAY, 8 * DAY], |m| {
+            m["current-snapshot-id"] = json!(-1);
+            m["refs"] = json!({});
+        });
+        assert_eq!(kept(&emptied, now).0, [2]);
+    }
+
+    #[test]
+    fn references_are_kept_for_as_long_as_they_say() {
+        let ages = [9 * DAY, 8 * DAY, 7 * DAY, DAY];
+        let with = |refs: Value, properties: Value| {
+            table(&ages, |m| {
+                for (name, reference) in refs.as_object().unwrap() {
+                    m["refs"][name] = reference.clone();
+                }
+                m["properties"] = properties.clone();
+            })
+        };
+        let tag = |id: i64, most: Option<i64>| match most {
+            None => json!({"snapshot-id": id, "type": "tag"}),
+            Some(most) => json!({"snapshot-id": id, "type": "tag", "max-ref-age-ms": most}),
+        };
+        let refs = json!({"ever": tag(1, None), "past": tag(2, Some(7 * DAY)), "still": tag(3, Some(8 * DAY))});
+        assert_eq!(kept(&with(refs.clone(), json!({})), None), (vec![1, 3, 4], vec!["past".to_owned()]));
+        // The table says it for those that do not; the branch main stays in any case.
+        let all = json!({"history.expire.max-ref-age-ms": "1000"});
+        assert_eq!(kept(&with(refs, all), None), (vec![3, 4], vec!["ever".to_owned(), "past".to_owned()]));
+        // What a branch says of its snapshots goes for them, also for younger ones than others keep.
+        let branch = |id: i64, more: Value| {
+            let mut reference = json!({"snapshot-id": id, "type": "branch"});
+            reference.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            reference
+        };
+        let three = branch(3, json!({"min-snapshots-to-keep": 3}));
+        assert_eq!(kept(&with(json!({"b": three}), json!({})), None).0, [1, 2, 3, 4]);
+        let past = branch(3, json!({"min-snapshots-to-keep": 3, "max-ref-age-ms": 1000}));
+        assert_eq!(kept(&with(json!({"b": past}), json!({})), None), (vec![4], vec!["b".to_owned()]));
+        let short = table(&[3 * DAY, 2 * DAY, DAY], |m| m["refs"]["main"]["max-snapshot-age-ms"] = json!(DAY + MINUTE));
+        assert_eq!(kept(&short, None).0, [3]);
+    }
+
+    #[test]
+    fn a_rollback_to_a_time_finds_what_was_made_before_it() {
+        let table = table(&[9 * DAY, 8 * DAY, 7 * DAY], |_| {});
+        let back = |age: i64| {
+            let builder = table.clone().into_builder(None);
+            let built = rollback_to_timestamp(version::now_ms() - age)(&table, builder)?.build()?;
+            Ok::<_, Error>(built.metadata.current_snapshot_id())
+        };
+        assert_eq!(back(8 * DAY - MINUTE).unwrap(), Some(2));
+        assert_eq!(back(MINUTE).unwrap(), Some(3));
+        assert_eq!(back(10 * DAY).unwrap_err().kind, Kind::NotFound);
     }
 }

@@ -13,7 +13,7 @@
 //! A change writes new objects, makes them durable, and then swaps the pointer by compare-and-set ([`commit`]). A
 //! reader sees the old version or the new one.
 //!
-//! In reading order: [`types`] (Arrow and Iceberg types), [`numbers`] (what is rounded), [`layout`] (partitions and order of rows), [`writer`], [`memory`], `style`, `bloom` and
+//! In reading order: [`types`] (Arrow and Iceberg types), [`sound`] (what metadata must be that comes in), [`numbers`] (what is rounded), [`layout`] (partitions and order of rows), [`writer`], [`memory`], `style`, `bloom` and
 //! [`stats`] (data files), [`deletes`] (delete files), [`version`] (manifests, lists, metadata.json), [`conflict`] (does a change hold on a
 //! newer version), [`commit`] (the swap, lost races, unknown outcomes), [`queue`] (one writer of a node at a time per table),
 //! [`append`] (appends that wait together are one commit), [`handing`] (and those of several nodes), [`scope`] (on whose behalf),
@@ -41,6 +41,7 @@ pub mod orphans;
 pub mod pins;
 pub mod queue;
 pub mod scope;
+pub mod sound;
 pub mod staged;
 pub mod stats;
 pub(crate) mod steps;
@@ -96,6 +97,9 @@ pub const FORMAT_VERSION: &str = "format-version";
 
 /// Namespaces listed at a time.
 const LISTINGS_IN_FLIGHT: usize = 8;
+
+/// How often pointers are read anew because the metadata that they named was gone by the time it was read.
+const REREADS: usize = 8;
 
 /// What the outcomes of transactions are filed under.
 pub const TRANSACTIONS: &str = "transaction";
@@ -254,18 +258,35 @@ impl Tables {
         Ok(Loaded { tables, ..Loaded::default() })
     }
 
+    /// Loads what pointers of one moment name. Where the metadata of one is gone, because newer versions have long replaced it, all
+    /// are read anew, of one revision again: that table alone would be of a later moment than the others.
     async fn load_pointed(&self, idents: &[TableIdent], revision: u64, deadline: Instant) -> Result<Loaded> {
         let failed = |e| catalog_error("looking up tables", e);
         let resolved = self.metadata.tables(idents, Want::by(deadline).at_least(revision)).await.map_err(failed)?;
-        let stale = resolved.iter().filter(|r| r.metasrv_away && !planted::has(Bug::AgeUntold)).map(|r| r.age).max();
-        let age = resolved.iter().map(|r| r.age).max();
-        let loads = idents.iter().zip(resolved).map(|(ident, resolved)| async move {
-            match resolved.pointer() {
-                Some(pointer) => self.load_version(ident, pointer.clone(), deadline).await,
-                None => Ok(None),
+        let mut stale =
+            resolved.iter().filter(|r| r.metasrv_away && !planted::has(Bug::AgeUntold)).map(|r| r.age).max();
+        let mut age = resolved.iter().map(|r| r.age).max();
+        let mut pointers: Vec<_> = resolved.iter().map(|resolved| resolved.pointer().cloned()).collect();
+        for _ in 0..=REREADS {
+            let loads = idents.iter().zip(&pointers).map(|(ident, pointer)| async move {
+                let Some(pointer) = pointer else { return Ok::<_, Error>(Ok(None)) };
+                Ok(self.load_at(ident, pointer, deadline).await?.map(Some))
+            });
+            let found: Vec<Result<Option<Table>, Gone>> = futures::future::try_join_all(loads).await?;
+            if found.iter().all(Result::is_ok) {
+                return Ok(Loaded { tables: found.into_iter().filter_map(Result::ok).collect(), stale, age });
             }
-        });
-        Ok(Loaded { tables: futures::future::try_join_all(loads).await?, stale, age })
+            let now = self.metadata.read_tables(idents, deadline).await.map_err(failed)?;
+            for ((found, ident), (then, now)) in found.into_iter().zip(idents).zip(pointers.iter().zip(&now)) {
+                if let (Err(gone), Some(then), Some(now)) = (found, then, now) {
+                    gone.unless_replaced(ident, &then.value, &now.value)?;
+                }
+            }
+            (stale, age) = (None, Some(Duration::ZERO));
+            pointers = now;
+        }
+        let names: Vec<String> = idents.iter().map(ToString::to_string).collect();
+        Err(too_fast(&names.join(", ")))
     }
 
     /// A view's pointer, as it is now or as it was settled before.
@@ -321,33 +342,45 @@ impl Tables {
     }
 
     /// Loads the version that `pointer` names. If its metadata is gone because newer versions have long replaced it,
-    /// the pointer is read anew.
+    /// the pointer is read anew: the version may be a later one, and of another moment than other tables.
     pub(crate) async fn load_version(
         &self,
         ident: &TableIdent,
         pointer: Versioned<TablePointer>,
         deadline: Instant,
     ) -> Result<Option<Table>> {
+        let mut pointer = pointer;
+        for _ in 0..=REREADS {
+            let gone = match self.load_at(ident, &pointer, deadline).await? {
+                Ok(table) => return Ok(Some(table)),
+                Err(gone) => gone,
+            };
+            let current = self.metadata.read_table(ident, deadline).await;
+            match current.map_err(|e| catalog_error("looking up a table", e))? {
+                None => return Ok(None),
+                Some(current) => {
+                    gone.unless_replaced(ident, &pointer.value, &current.value)?;
+                    // Another may follow before it is read.
+                    pointer = current;
+                }
+            }
+        }
+        Err(too_fast(&ident.to_string()))
+    }
+
+    /// Loads just the version that `pointer` names, if its metadata is there.
+    async fn load_at(
+        &self,
+        ident: &TableIdent,
+        pointer: &Versioned<TablePointer>,
+        deadline: Instant,
+    ) -> Result<Result<Table, Gone>> {
         let loading = |e: Error| e.while_doing(format_args!("loading table {ident}"));
         self.find_bucket(&pointer.value.metadata_location, deadline).await.map_err(loading)?;
-        let mut pointer = pointer;
-        loop {
-            match self.cache.table(&pointer.value.metadata_location).await {
-                Ok(metadata) => return Ok(Some(Table { ident: ident.clone(), pointer, metadata })),
-                Err(error) if error.kind == Kind::NotFound => {
-                    let current = self.metadata.read_table(ident, deadline).await;
-                    let current = current.map_err(|e| catalog_error("looking up a table", e))?;
-                    match current {
-                        None => return Ok(None),
-                        Some(current) if current.value == pointer.value => {
-                            return Err(loading(Error::corrupt(error.message)));
-                        }
-                        // Another may follow before it is read.
-                        Some(current) => pointer = current,
-                    }
-                }
-                Err(error) => return Err(loading(error)),
-            }
+        match self.cache.table(&pointer.value.metadata_location).await {
+            Ok(metadata) => Ok(Ok(Table { ident: ident.clone(), pointer: pointer.clone(), metadata })),
+            Err(error) if error.kind == Kind::NotFound => Ok(Err(Gone(error))),
+            Err(error) => Err(loading(error)),
         }
     }
 
@@ -375,6 +408,7 @@ impl Tables {
         let built = TableMetadataBuilder::new(schema, spec, order, place.of(uuid), version, properties)?
             .assign_uuid(uuid)
             .build()?;
+        sound::check(&built.metadata, None)?;
         Ok(built.metadata)
     }
 
@@ -409,6 +443,7 @@ impl Tables {
             Ok(builder)
         });
         let metadata = edit(&table.metadata, table.metadata.as_ref().clone().into_builder(None))?.build()?.metadata;
+        sound::check(&metadata, Some(&table.metadata))?;
         Ok((metadata, edit))
     }
 
@@ -615,6 +650,28 @@ impl Tables {
         self.storage.close().await;
         self.metadata.close().await;
     }
+}
+
+/// The metadata that a pointer names is not there.
+struct Gone(Error);
+
+impl Gone {
+    /// # Errors
+    /// `Corrupt`: the table still points at it.
+    fn unless_replaced(self, ident: &TableIdent, then: &TablePointer, now: &TablePointer) -> Result<()> {
+        match then == now {
+            true => Err(Error::corrupt(self.0.message).while_doing(format_args!("loading table {ident}"))),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Each time the metadata was gone before it was read.
+fn too_fast(tables: &str) -> Error {
+    Error::conflict(format!(
+        "loading {tables}: newer versions replaced what was to be read {REREADS} times in a row; run it again, or let the table property \
+         write.metadata.previous-versions-max keep more of them"
+    ))
 }
 
 impl Table {

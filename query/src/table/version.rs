@@ -26,6 +26,7 @@ use iceberg::spec::{
 use uuid::Uuid;
 
 use super::deletes::{self, DeletePlace, place};
+use super::sound;
 use super::writer::DataFiles;
 use crate::error::{Error, Result};
 use crate::storage::Storage;
@@ -379,6 +380,7 @@ pub async fn next_metadata(
     let mut edited = None;
     if let Some(edit) = edit {
         let built = edit(base, builder)?.build()?;
+        sound::check(&built.metadata, Some(base))?;
         if change.is_none() && built.changes.is_empty() && base_location.is_some() {
             return Ok(None);
         }

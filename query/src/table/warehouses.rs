@@ -7,13 +7,15 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use iceberg::spec::TableMetadata;
 use lake_client::catalog::{Namespace, TableIdent};
 use lake_client::follow::Told;
 use lake_client::warehouse;
 use uuid::Uuid;
 
-use super::{Tables, catalog_error};
-use crate::error::Result;
+use super::{Tables, catalog_error, sound};
+use crate::error::{Error, Result};
+use crate::storage::Storage;
 
 /// How long a look for changes may take, and the pause after one that failed.
 const LOOK_WITHIN: Duration = Duration::from_secs(10);
@@ -59,8 +61,10 @@ impl Tables {
     /// Where a table or view of this name is to live that is made now.
     ///
     /// # Errors
-    /// The metadata cannot be reached; `Invalid` if the place of its warehouse is this node's own.
+    /// The metadata cannot be reached; `Invalid` if the place of its warehouse is this node's own, or nothing new may have the name.
     pub async fn new_place(&self, ident: &TableIdent, deadline: Instant) -> Result<Place> {
+        // Before anything is written there; the catalog decides.
+        ident.check_new().map_err(|e| catalog_error("naming something new", e))?;
         self.learn_warehouses(deadline).await?;
         Ok(Place::new(&self.storage.root_of(&ident.namespace)?, ident))
     }
@@ -91,14 +95,14 @@ impl Tables {
         Ok(known())
     }
 
-    /// Looks for the warehouse of a location that the node does not know, or waits for who does so already.
+    /// Looks for the warehouse of a location that the node does not know, or must not open, or waits for who does so already.
     ///
     /// # Errors
     /// As [`Tables::learn_warehouses`].
     pub(crate) async fn find_bucket(&self, location: &str, deadline: Instant) -> Result<()> {
-        let unknown = || match warehouse::bucket(location) {
-            Some(bucket) => !self.storage.knows_bucket(bucket),
-            None => self.storage.refuses(location),
+        let unknown = || {
+            let bucket = warehouse::bucket(location);
+            self.storage.refuses(location) || bucket.is_some_and(|bucket| !self.storage.knows_bucket(bucket))
         };
         if !unknown() {
             return Ok(());
@@ -111,6 +115,38 @@ impl Tables {
         }
         *last = Some(Instant::now());
         self.learn_warehouses(deadline).await
+    }
+
+    /// Checks that a client may name this location: it is in a warehouse, or the node does not keep to those.
+    ///
+    /// # Errors
+    /// `Invalid`: begins with `what`; as [`Tables::learn_warehouses`].
+    pub(crate) async fn check_place(&self, what: &str, location: &str, deadline: Instant) -> Result<()> {
+        self.find_bucket(location, deadline).await?;
+        if !self.storage.may_be_named(location) {
+            return Err(Error::invalid(format!(
+                "{what}: {location} is outside of every warehouse; what a table is made of is in the table's own location or in a                  warehouse, unless allow_local_files in the configuration of this node says otherwise"
+            )));
+        }
+        Storage::check_location(location).map_err(|e| e.while_doing(what))
+    }
+
+    /// Checks metadata that comes in, of which only what is new since `base`: that it is sound ([`sound`]), and that what it names lies
+    /// where it may.
+    ///
+    /// # Errors
+    /// `Invalid`, with what is wrong; as [`Tables::learn_warehouses`].
+    pub(crate) async fn check_incoming(
+        &self,
+        next: &TableMetadata,
+        base: Option<&TableMetadata>,
+        deadline: Instant,
+    ) -> Result<()> {
+        sound::check(next, base)?;
+        for (what, location) in sound::places(next, base) {
+            self.check_place(&what, &location, deadline).await?;
+        }
+        Ok(())
     }
 
     /// Learns of every change of the warehouses, until it is dropped.

@@ -11,8 +11,11 @@ use arrow_flight::{
     Action, CancelFlightInfoRequest, CancelFlightInfoResult, CancelStatus, FlightDescriptor, FlightEndpoint,
     FlightInfo, Ticket,
 };
+use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
+use lake_client::memory::MemoryStore;
+use lake_client::store::{Applied, Error};
 use lake_query::flight::keys::TicketKeys;
 use lake_query::flight::ticket::{Plan, StatementTicket};
 use lake_query::sql::bound::Bound;
@@ -23,6 +26,7 @@ use prost::Message;
 use tonic::transport::Channel;
 use uuid::Uuid;
 
+use crate::common::store::{Through, Way, unavailable};
 use crate::common::{Cluster, TIMEOUT, number, numbers, rows_of, run};
 use crate::support::eventually;
 use crate::{flight_sql, redeem, ticket};
@@ -85,6 +89,11 @@ async fn a_version_that_has_expired_since_is_said_to_be_gone() {
     run(&sql, "INSERT INTO t VALUES (1)").await;
     let info = flight_sql(&cluster, 0).await.execute("SELECT * FROM t".to_owned(), None).await.unwrap();
     run(&sql, "INSERT INTO t VALUES (2)").await;
+    // Whoever has a ticket may read it for a while, unless the table says otherwise.
+    assert_eq!(number(&sql, "CALL system.expire_snapshots('t', older_than => now())").await, 0);
+    let rows = redeem(&mut flight_sql(&cluster, 0).await, ticket(&info)).await.unwrap();
+    assert_eq!(rows_of(&rows), [["1"]]);
+    run(&sql, "ALTER TABLE t SET TBLPROPERTIES ('lake.expire-snapshots.held-ms' = '0')").await;
     assert_eq!(number(&sql, "CALL system.expire_snapshots('t', older_than => now())").await, 1);
     // Its metadata is there, and what is found by it is not.
     let error = redeem(&mut flight_sql(&cluster, 1).await, ticket(&info)).await.unwrap_err();
@@ -178,6 +187,39 @@ async fn what_a_ticket_has_begun_is_cancelled_after_that_has_expired() {
     assert!(error.to_string().contains("cancelled"), "{error}");
 }
 
+/// A cluster that answers nothing while this is held.
+#[derive(Debug, Default)]
+struct Held(tokio::sync::RwLock<()>);
+
+#[async_trait]
+impl Way for Held {
+    async fn call(&self, _about: &str, by: Instant) -> Result<(), Error> {
+        let answers = tokio::time::timeout_at(by.into(), self.0.read()).await;
+        answers.map(drop).map_err(|_| unavailable(Applied::No))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_waits_for_the_metadata_says_so() {
+    let store = Arc::new(Through { store: Arc::new(MemoryStore::new()), way: Held::default() });
+    let cluster = Cluster::over(store.clone(), 1, |options| options).await;
+    let sql = cluster.client(0).await;
+    run(&sql, "CREATE TABLE t (x BIGINT)").await;
+    let held = store.0.write().await;
+    let (id, other) = (Uuid::new_v4(), cluster.client(0).await);
+    let inserting = tokio::spawn(async move {
+        let rows = other.execute_as(id, "INSERT INTO t VALUES (1)", TIMEOUT).await?;
+        rows.try_collect::<Vec<_>>().await
+    });
+    let told = eventually("it to be told", async || sql.so_far(id).await.filter(|told| told.waits.is_some())).await;
+    assert_eq!(told.rows, 0);
+    let waits = told.waits.unwrap();
+    assert!(waits.starts_with("the metadata cluster has not answered a request for "), "{waits}");
+    drop(held);
+    inserting.await.unwrap().unwrap();
+    assert_eq!(number(&sql, "SELECT count(*) FROM t").await, 1);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_change_that_is_cancelled_leaves_nothing_and_aborts_its_transaction() {
     let cluster = Cluster::start(1).await;
@@ -190,7 +232,7 @@ async fn a_change_that_is_cancelled_leaves_nothing_and_aborts_its_transaction() 
         let insert = ticket(&info);
         let inserting = tokio::spawn(async move { redeem(&mut other, insert).await });
         if let Some(id) = id {
-            eventually("its rows to be told", async || sql.rows_so_far(id).await.filter(|rows| *rows > 0)).await;
+            eventually("its rows to be told", async || sql.so_far(id).await.filter(|told| told.rows > 0)).await;
         }
         let runs = async || (cancel(&cluster, &info).await == CancelStatus::Cancelled).then_some(());
         eventually("the change to run", runs).await;
@@ -201,7 +243,7 @@ async fn a_change_that_is_cancelled_leaves_nothing_and_aborts_its_transaction() 
     let insert = StatementTicket::new(endless.clone());
     let info = FlightInfo::new().with_endpoint(FlightEndpoint::new().with_ticket(insert.encode().unwrap()));
     cancelled(info, Some(insert.id)).await;
-    assert_eq!(sql.rows_so_far(insert.id).await, None);
+    assert_eq!(sql.so_far(insert.id).await, None);
     assert_eq!(number(&sql, "SELECT count(*) FROM t").await, 0);
     eventually("its files to be gone", async || cluster.files(".parquet").is_empty().then_some(())).await;
 

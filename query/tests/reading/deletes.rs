@@ -7,9 +7,9 @@ use arrow::datatypes::Int64Type;
 use datafusion::prelude::SessionContext;
 use iceberg::spec::{FormatVersion, NestedField, PrimitiveType, Transform, Type, UnboundPartitionSpec};
 use iceberg::spec::{Literal, Struct};
-use lake_query::Kind;
 use lake_query::client::SqlClient;
 use lake_query::scan::{FILE_COLUMN, LakeTable, POSITION_COLUMN};
+use lake_query::{Kind, Options};
 
 use crate::common::*;
 use crate::foreign::*;
@@ -62,6 +62,43 @@ async fn expect(client: &SqlClient, table: &str, left: &[i64]) {
     assert!(limited.len() == left.len().min(7) && limited.iter().all(|id| left.contains(id)), "{limited:?}");
     let last = left.iter().rev().take(5).copied().collect::<Vec<_>>();
     assert_eq!(numbers(client, &format!("SELECT id FROM {table} ORDER BY id DESC LIMIT 5")).await, last);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deletes_are_counted_among_the_memory_of_their_statement() {
+    let little = |options| Options { statement_memory_bytes: Some(1 << 20), ..options };
+    let (cluster, roomy) = (crate::with(little).await, crate::cluster().await);
+    for cluster in [&cluster, &roomy] {
+        let client = cluster.client(0).await;
+        let mut table = Foreign::create(cluster, "v", FormatVersion::V3, two_columns(), unpartitioned(), &[]).await;
+        let data = table.data(&rows(0..10));
+        let path = location_of(&data);
+        table.commit("v", vec![data]).await;
+        // Far apart: hardly any share what a bitmap has for those that are near each other.
+        let vector = table.vector(&path, &(0..600_000).map(|i| i * 1000).collect::<Vec<_>>());
+        let mut named = vec![location_of(&vector)];
+        table.commit("v", vec![vector]).await;
+        let mut table = Foreign::create(cluster, "e", FormatVersion::V2, two_columns(), unpartitioned(), &[]).await;
+        let data = table.data(&rows(40_000..40_010));
+        table.commit("e", vec![data]).await;
+        let values = table.equality(&rows(0..40_001));
+        named.push(location_of(&values));
+        table.commit("e", vec![values]).await;
+        for ((table, named), sum) in ["v", "e"].into_iter().zip(&named).zip([45, 360_045]) {
+            let sql = format!("SELECT sum(id) FROM {table}");
+            if std::ptr::eq(cluster, &roomy) {
+                assert_eq!(number(&client, &sql).await, sum, "{table}");
+                continue;
+            }
+            let error = refused(&client, &sql).await;
+            assert!(
+                error.kind == Kind::Exhausted && error.message.contains(named),
+                "{table}: {:?} {error}",
+                error.kind
+            );
+        }
+        until("what they held to be free", async || cluster.nodes[0].engine().memory_held() == 0).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

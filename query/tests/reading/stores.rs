@@ -11,6 +11,8 @@ use axum::http::header::{CONTENT_RANGE, ETAG, LAST_MODIFIED, RANGE};
 use axum::http::{HeaderMap, Uri};
 use axum::response::Response;
 use iceberg::spec::{FormatVersion, PrimitiveType, UnboundPartitionSpec};
+use lake_client::Catalog;
+use lake_client::warehouse::Profile;
 use lake_query::{Kind, Options};
 
 use crate::common::*;
@@ -108,4 +110,55 @@ async fn files_of_one_table_are_read_from_several_stores() {
     let error = client.query("SELECT sum(id) FROM u", Some(Duration::from_secs(2))).await.unwrap_err();
     assert_eq!(error.kind, Kind::Deadline, "{error}");
     assert_eq!(number(&client, "SELECT count(*) FROM t WHERE id > 400").await, 99);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_outside_of_warehouses_are_refused_where_they_are_not_allowed() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("key");
+    std::fs::write(&key, "key").unwrap();
+    let away = "s3://elsewhere/data/away.parquet";
+    let rows = ids(0..100);
+    let mut object = Vec::new();
+    let mut writer = parquet::arrow::ArrowWriter::try_new(&mut object, rows.schema(), None).unwrap();
+    writer.write(&rows).unwrap();
+    writer.close().unwrap();
+    let bytes = object.len() as u64;
+    // Its keys open the bucket.
+    let endpoint = serve(object.into()).await;
+    let cluster = crate::with(|options| Options {
+        s3_endpoint: Some(endpoint.clone()),
+        s3_access_key_file: Some(key.clone()),
+        s3_secret_key_file: Some(key.clone()),
+        allow_local_files: Some(false),
+        ..options
+    })
+    .await;
+    let client = cluster.client(0).await;
+    let columns = || schema(0, [optional(1, "id", PrimitiveType::Long)]);
+    let unpartitioned = || UnboundPartitionSpec::builder().with_spec_id(0).build();
+    let mut table = Foreign::create(&cluster, "t", FormatVersion::V2, columns(), unpartitioned(), &[]).await;
+    let there = table.data(&rows).with(|file| {
+        file.file_path(away.to_owned()).file_size_in_bytes(bytes);
+    });
+    table.commit("t", vec![there]).await;
+    let mut table = Foreign::create(&cluster, "u", FormatVersion::V2, columns(), unpartitioned(), &[]).await;
+    let here = table.data(&rows);
+    table.commit("u", vec![here]).await;
+    let deletes = table.equality(&ids(0..1)).with(|file| {
+        file.file_path(away.to_owned()).file_size_in_bytes(bytes);
+    });
+    table.commit("u", vec![deletes]).await;
+    let sum = |table: &str| format!("SELECT sum(id) FROM {table} WHERE id < 50");
+    for table in ["t", "u"] {
+        let error = refused(&client, &sum(table)).await;
+        assert!(error.kind == Kind::Denied, "{table}: {:?} {error}", error.kind);
+        assert!(error.message.contains(away) && error.message.contains("allow_local_files"), "{table}: {error}");
+    }
+    // A warehouse says that it may.
+    let by = std::time::Instant::now() + PATIENCE;
+    let profile = Profile::new("s3://elsewhere/data", None).unwrap();
+    Catalog::new(cluster.store.clone()).create_warehouse("w", &profile, by).await.unwrap();
+    until("the node to learn of the warehouse", async || client.query(&sum("t"), TIMEOUT).await.is_ok()).await;
+    assert_eq!(number(&client, &sum("t")).await, 1225);
 }

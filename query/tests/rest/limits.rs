@@ -9,15 +9,15 @@ use lake_client::memory::MemoryStore;
 use lake_client::store::{Capabilities, Committed, Page, Read, SharedStore};
 use lake_client::{Error, MetaStore, ReadOptions};
 use lake_proto::kv::{KeyValue, Txn};
-use lake_query::Options;
-use serde_json::json;
+use lake_query::{Kind, Options};
+use serde_json::{Value, json};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::common::in_time;
+use crate::common::{in_time, refused};
 use crate::http::Http;
-use crate::wire::{TABLES, set, with_table};
+use crate::wire::{TABLES, main_is, schema, set, set_main, snapshot, with_table};
 use crate::{cluster, over, rest};
 
 /// A store whose listings of namespaces begin and never end.
@@ -162,6 +162,197 @@ async fn nothing_that_is_sent_makes_a_node_fall() {
     rest.get("/v1/lake/namespaces/%ff").await.refused(400, "BadRequestException");
     rest.get("/v1/lake/namespaces/a%2Fb").await.refused(400, "BadRequestException");
     rest.get("/v1/config").await.expect(200);
+}
+
+const BAD: &str = "BadRequestException";
+
+#[tokio::test]
+async fn metadata_that_lake_cannot_use_does_not_come_in() {
+    let cluster = cluster(1).await;
+    let rest = rest(&cluster, 0);
+    let created = with_table(&rest).await;
+    let of_type = |name: &str, id: i32, t: Value| json!({"id": id, "name": name, "type": t, "required": false});
+    let columns = |fields: Value| json!({"type": "struct", "schema-id": 0, "fields": fields});
+    let by = |source: i32, transform: &str| json!([{"source-id": source, "name": "x", "transform": transform}]);
+    let sorted = |source: i32, transform: &str| {
+        json!({"order-id": 1, "fields": [
+            {"source-id": source, "transform": transform, "direction": "asc", "null-order": "nulls-first"}]})
+    };
+    let with = |part: &str, value: Value| {
+        let mut body = json!({"name": "u", "schema": schema()});
+        body[part] = value;
+        body
+    };
+    for (body, words) in [
+        (with("schema", columns(json!([of_type("d", 1, json!("decimal(99,2)"))]))), ["schema, column d", "1 to 38"]),
+        (with("schema", columns(json!([of_type("d", 1, json!("decimal(2,3)"))]))), ["schema, column d", "scale"]),
+        (with("schema", columns(json!([of_type("f", 1, json!("fixed[0]"))]))), ["schema, column f", "from 1"]),
+        (with("schema", columns(json!([]))), ["schema", "at least one column"]),
+        (
+            with("schema", columns(json!([of_type("a", 1, json!("int")), of_type("a", 2, json!("int"))]))),
+            ["schema", "multiple fields for name a"],
+        ),
+        (with("partition-spec", json!({"fields": by(1, "bucket[0]")})), ["partition-spec, field x", "1 to 2147483647"]),
+        (with("partition-spec", json!({"fields": by(1, "truncate[0]")})), ["partition-spec, field x", "truncate[0]"]),
+        (with("partition-spec", json!({"fields": by(1, "bucket[-1]")})), ["partition-spec", "bucket[N]"]),
+        (with("partition-spec", json!({"fields": by(2, "year")})), ["partition-spec, field x", "date or timestamp"]),
+        (with("partition-spec", json!({"fields": by(9, "identity")})), ["partition-spec, field x", "no column"]),
+        (with("write-order", sorted(9, "identity")), ["write-order, fields[0]", "no column"]),
+        (with("write-order", sorted(1, "bucket[0]")), ["write-order, fields[0]", "bucket[0]"]),
+    ] {
+        let message = rest.post(TABLES, body.clone()).await.refused(400, BAD);
+        assert!(message.starts_with(words[0]) && message.contains(words[1]), "{body}: {message}");
+    }
+    rest.head(&format!("{TABLES}/u")).await.expect(404);
+
+    // The same by commits: to one table, to several, and to one that they create.
+    let bucket = json!({"action": "add-spec", "spec": {"fields": by(1, "bucket[0]")}});
+    let refuses = async |updates: Value, words: [&str; 2]| {
+        let table = format!("{TABLES}/t");
+        let message = rest.post(&table, json!({"updates": updates})).await.refused(400, BAD);
+        assert!(words.iter().all(|word| message.contains(word)), "{updates}: {message}");
+        let named = |name: &str| json!({"namespace": ["n"], "name": name});
+        let create =
+            json!([{"action": "add-schema", "schema": schema()}, {"action": "set-current-schema", "schema-id": -1}]);
+        let both = json!({"table-changes": [
+            {"identifier": named("u"), "requirements": [{"type": "assert-create"}], "updates": create},
+            {"identifier": named("t"), "requirements": [], "updates": updates},
+        ]});
+        let message = rest.post("/v1/lake/transactions/commit", both).await.refused(400, BAD);
+        assert!(words.iter().all(|word| message.contains(word)), "{updates}: {message}");
+        rest.head(&format!("{TABLES}/u")).await.expect(404);
+    };
+    refuses(json!([bucket]), ["updates[0].spec, field x", "bucket[0]"]).await;
+    refuses(
+        json!([{"action": "add-sort-order", "sort-order": sorted(2, "hour")}]),
+        ["updates[0].sort-order, fields[0]", "it takes timestamp"],
+    )
+    .await;
+    let create = json!({"requirements": [{"type": "assert-create"}], "updates": [
+        {"action": "add-schema", "schema": schema()}, {"action": "set-current-schema", "schema-id": -1},
+        bucket, {"action": "set-default-spec", "spec-id": -1},
+    ]});
+    let message = rest.post(&format!("{TABLES}/u"), create).await.refused(400, BAD);
+    assert!(message.starts_with("updates[2].spec, field x: "), "{message}");
+
+    // A schema stays while a snapshot that was written with it does.
+    let table = format!("{TABLES}/t");
+    let mut wider = schema();
+    wider["fields"].as_array_mut().unwrap().push(of_type("n", 3, json!("int")));
+    let grown = json!({"requirements": [main_is(None)], "updates": [
+        snapshot(1, None, 1), set_main(1),
+        {"action": "add-schema", "schema": wider}, {"action": "set-current-schema", "schema-id": -1},
+    ]});
+    let grown = rest.post(&table, grown).await.expect(200).json();
+    let drop = json!([{"action": "remove-schemas", "schema-ids": [0]}]);
+    refuses(drop.clone(), ["schema 0", "snapshot 1"]).await;
+    let current = &grown["metadata"]["current-schema-id"];
+    refuses(json!([{"action": "remove-schemas", "schema-ids": [current]}]), ["updates[0]", "current schema"]).await;
+    let expired = json!([{"action": "remove-snapshot-ref", "ref-name": "main"},
+        {"action": "remove-snapshots", "snapshot-ids": [1]}, drop[0]]);
+    let expired = rest.post(&table, json!({"updates": expired})).await.expect(200).json();
+    assert_eq!(expired["metadata"]["schemas"].as_array().unwrap().len(), 1);
+
+    // And by metadata that is registered, here and in SQL.
+    let mut metadata = created["metadata"].clone();
+    metadata["table-uuid"] = json!(uuid::Uuid::new_v4());
+    metadata["partition-specs"] = json!([{"spec-id": 0, "fields": [
+        {"source-id": 1, "field-id": 1000, "name": "x", "transform": "bucket[0]"}]}]);
+    let place = cluster.dir.path().join("foreign.metadata.json");
+    std::fs::write(&place, metadata.to_string()).unwrap();
+    let location = format!("file://{}", place.display());
+    let body = json!({"name": "u", "metadata-location": location});
+    let message = rest.post("/v1/lake/namespaces/n/register", body).await.refused(400, BAD);
+    assert!(message.contains("partition spec 0, field x") && message.contains("bucket[0]"), "{message}");
+    let client = cluster.client(0).await;
+    let error = refused(&client, &format!("CALL system.register_table('n.u', '{location}')")).await;
+    assert!(error.kind == Kind::Invalid && error.message.contains("partition spec 0, field x"), "{error}");
+}
+
+#[tokio::test]
+async fn a_commit_names_no_place_that_the_node_keeps_out_of() {
+    let closed = |o| Options { allow_local_files: Some(false), ..o };
+    let cluster = over(Arc::new(MemoryStore::new()), 1, closed).await;
+    let rest = rest(&cluster, 0);
+    let created = with_table(&rest).await;
+    let (table, location) = (format!("{TABLES}/t"), created["metadata"]["location"].as_str().unwrap());
+    let listed = |place: &str| {
+        let mut added = snapshot(1, None, 1);
+        added["snapshot"]["manifest-list"] = json!(place);
+        json!({"updates": [added, set_main(1)]})
+    };
+    let outside = |message: String| assert!(message.contains("outside of every warehouse"), "{message}");
+    for place in ["file:///etc/passwd", "/etc/passwd", &format!("{location}/../../../../secret"), "s3://other/x", "x"] {
+        outside(rest.post(&table, listed(place)).await.refused(400, BAD));
+    }
+    let other = json!([{"identifier": {"namespace": ["n"], "name": "t"}, "requirements": [],
+        "updates": listed("file:///etc/passwd")["updates"]}]);
+    outside(rest.post("/v1/lake/transactions/commit", json!({"table-changes": other})).await.refused(400, BAD));
+    let statistics = json!({"snapshot-id": 1, "statistics-path": "file:///etc/passwd", "file-size-in-bytes": 9,
+        "file-footer-size-in-bytes": 3, "blob-metadata": []});
+    rest.post(&table, listed(&format!("{location}/metadata/snap-1.avro"))).await.expect(200);
+    for update in [
+        json!({"action": "set-statistics", "snapshot-id": 1, "statistics": statistics}),
+        set("write.data.path", "file:///elsewhere"),
+        set("write.metadata.path", "s3://elsewhere/m"),
+    ] {
+        outside(rest.post(&table, json!({"updates": [update]})).await.refused(400, BAD));
+    }
+    rest.post(&table, json!({"updates": [set("write.data.path", &format!("{location}/d"))]})).await.expect(200);
+    let create = json!({"name": "u", "schema": schema(), "properties": {"write.data.path": "file:///elsewhere"}});
+    outside(rest.post(TABLES, create).await.refused(400, BAD));
+
+    // Metadata in the warehouse, of a table in it, whose snapshot is elsewhere.
+    let now = rest.get(&table).await.expect(200).json();
+    let mut metadata = now["metadata"].clone();
+    metadata["table-uuid"] = json!(uuid::Uuid::new_v4());
+    metadata["snapshots"][0]["manifest-list"] = json!("file:///etc/passwd");
+    let place = format!("{location}/metadata/foreign.metadata.json");
+    std::fs::write(place.strip_prefix("file://").unwrap(), metadata.to_string()).unwrap();
+    let body = json!({"name": "u", "metadata-location": place});
+    let message = rest.post("/v1/lake/namespaces/n/register", body).await.refused(400, BAD);
+    assert!(message.starts_with("snapshot 1, manifest-list: "), "{message}");
+    let client = cluster.client(0).await;
+    let error = refused(&client, &format!("CALL system.register_table('n.u', '{place}')")).await;
+    assert!(
+        error.message.contains("snapshot 1, manifest-list") && error.message.contains("allow_local_files"),
+        "{error}"
+    );
+    rest.head(&format!("{TABLES}/u")).await.expect(404);
+}
+
+#[tokio::test]
+async fn nothing_new_is_called_as_a_path_goes_up() {
+    let cluster = cluster(1).await;
+    let rest = rest(&cluster, 0);
+    with_table(&rest).await;
+    let before = cluster.files("metadata.json").len();
+    let named = |name: &str| json!({"namespace": ["n"], "name": name});
+    for name in [".", "..", "", "a/b", "a\u{0}", "a\nb"] {
+        for (path, body) in [
+            ("/v1/lake/namespaces", json!({"namespace": [name]})),
+            ("/v1/lake/namespaces", json!({"namespace": ["n", name]})),
+            (TABLES, json!({"name": name, "schema": schema()})),
+            (TABLES, json!({"name": name, "schema": schema(), "stage-create": true})),
+            ("/v1/lake/tables/rename", json!({"source": named("t"), "destination": named(name)})),
+            (
+                "/v1/lake/transactions/commit",
+                json!({"table-changes": [
+                    {"identifier": named("t"), "requirements": [], "updates": [set("k", "v")]},
+                    {"identifier": named(name), "requirements": [{"type": "assert-create"}], "updates": [
+                        {"action": "add-schema", "schema": schema()}, {"action": "set-current-schema", "schema-id": -1}]},
+                ]}),
+            ),
+        ] {
+            let message = rest.post(path, body.clone()).await.refused(400, BAD);
+            assert!(message.contains("a name "), "{path} {body}: {message}");
+        }
+    }
+    assert_eq!(cluster.files("metadata.json").len(), before);
+    let location = &rest.get(&format!("{TABLES}/t")).await.expect(200).json()["metadata-location"];
+    rest.delete(&format!("{TABLES}/t")).await.expect(204);
+    let body = json!({"name": "..", "metadata-location": location});
+    rest.post("/v1/lake/namespaces/n/register", body).await.refused(400, BAD);
 }
 
 #[tokio::test]

@@ -1,143 +1,138 @@
 //! What SQL does, written down as sqllogictest files: `*.slt` beside this one, each run over a cluster of its own.
 //!
-//! Of the format these records are used: `statement ok`, `statement count N`, `statement error TEXT`, `query TYPES
-//! [rowsort]` with `----` and the rows, `query error TEXT`, and `connection NAME`, where a name that ends in 2 is a client
-//! of the second node. A value is written as text, NULL as `NULL` and an empty text as `(empty)`; how many spaces are between
-//! values does not matter. The text of an error must be in the message.
+//! They are read and run by the `sqllogictest` crate. These of its records are used:
+//! - `statement ok`, `statement count N` for how many rows were changed, `statement error REGEX`.
+//! - `query TYPES [rowsort]`, then `----` and the rows, and `query error REGEX`. Of `rowsort` the rows are written in order.
+//!   TYPES has a letter for each column: `I` for integers, `R` for floats and decimals, `B` for booleans, `T` for all else.
+//! - `connection NAME`: the next record, and only that, is run by a client of this name, and of the second node if the name
+//!   ends in 2.
+//! - `#` and what follows, where a record would begin.
+//!
+//! A value is written as text, NULL as `NULL` and an empty text as `(empty)`; how many spaces are between values does not
+//! matter. `$FILES` in a statement is a directory of the file's own. The regular expression of an error must match within its
+//! message: `(`, `)`, `+`, `*`, `?`, `[`, `{`, `|` and `\` need a backslash.
 
-use std::collections::HashMap;
+use std::cell::Cell;
 use std::path::Path;
 
-use lake_query::client::SqlClient;
+use arrow::datatypes::DataType;
+use lake_query::client::{SqlClient, SqlError};
+use sqllogictest::{
+    AsyncDB, ColumnType, Connection, DBOutput, Record, RecordOutput, Runner, parse_with_name, strict_column_validator,
+};
 
 use crate::common::*;
 
-/// One record of a file.
-#[derive(Debug)]
-struct Record {
-    line: usize,
-    connection: String,
-    sql: String,
-    expected: Expected,
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Type {
+    Integer,
+    Real,
+    Boolean,
+    Text,
 }
 
-#[derive(Debug)]
-enum Expected {
-    Ok,
-    Count(u64),
-    Error(String),
-    Rows { columns: usize, rows: Vec<String>, sorted: bool },
-}
-
-fn records(text: &str) -> Vec<Record> {
-    let mut records = Vec::new();
-    let mut connection = "default".to_owned();
-    let mut lines = text.lines().enumerate().peekable();
-    while let Some((number, line)) = lines.next() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let expected = match words.as_slice() {
-            [] => continue,
-            [word, ..] if word.starts_with('#') => continue,
-            ["connection", name] => {
-                connection = (*name).to_owned();
-                continue;
-            }
-            ["statement", "ok"] => Expected::Ok,
-            ["statement", "count", count] => Expected::Count(count.parse().unwrap()),
-            ["statement" | "query", "error", ..] => {
-                Expected::Error(line.split_once("error").map(|(_, rest)| rest.trim().to_owned()).unwrap())
-            }
-            ["query", types] => Expected::Rows { columns: types.len(), rows: Vec::new(), sorted: false },
-            ["query", types, "rowsort"] => Expected::Rows { columns: types.len(), rows: Vec::new(), sorted: true },
-            _ => panic!("line {}: {line:?} is no record", number + 1),
-        };
-        let mut sql = Vec::new();
-        let mut rows = Vec::new();
-        let mut into_rows = false;
-        while let Some((_, line)) = lines.next_if(|(_, line)| !line.trim().is_empty()) {
-            match (line, into_rows) {
-                ("----", _) => into_rows = true,
-                (line, false) => sql.push(line),
-                (line, true) => rows.push(line.split_whitespace().collect::<Vec<_>>().join(" ")),
-            }
-        }
-        let expected = match expected {
-            Expected::Rows { columns, sorted, .. } => {
-                if sorted {
-                    rows.sort();
-                }
-                Expected::Rows { columns, rows, sorted }
-            }
-            other => other,
-        };
-        records.push(Record { line: number + 1, connection: connection.clone(), sql: sql.join("\n"), expected });
-    }
-    records
-}
-
-/// Whether a record holds; else what it was like.
-async fn check(client: &SqlClient, record: &Record) -> Result<(), String> {
-    let answer = match client.execute(&record.sql, TIMEOUT).await {
-        Ok(rows) => {
-            let command = rows.command.clone();
-            let columns = rows.schema.fields().len();
-            futures::TryStreamExt::try_collect::<Vec<_>>(rows).await.map(|batches| (command, columns, batches))
-        }
-        Err(error) => Err(error),
-    };
-    match (&record.expected, answer) {
-        (Expected::Error(text), Err(error)) if error.message.contains(text) => Ok(()),
-        (Expected::Error(text), Err(error)) => Err(format!("an error with {text:?} was expected, not: {error}")),
-        (_, Err(error)) => Err(format!("{:?} {error}", error.kind)),
-        (Expected::Error(text), Ok((_, _, rows))) => {
-            Err(format!("an error with {text:?} was expected, not:\n{}", pretty(&rows)))
-        }
-        (Expected::Ok, Ok(_)) => Ok(()),
-        (Expected::Count(count), Ok((_, _, rows))) => match rows_of(&rows).concat() {
-            found if found == [count.to_string()] => Ok(()),
-            found => Err(format!("{count} rows were expected, not {found:?}")),
-        },
-        (Expected::Rows { columns, rows, sorted }, Ok((_, width, batches))) => {
-            let value = |value: &String| match value.is_empty() {
-                true => "(empty)".to_owned(),
-                false => value.split_whitespace().collect::<Vec<_>>().join(" "),
-            };
-            let found = rows_of(&batches);
-            let mut found: Vec<String> =
-                found.iter().map(|row| row.iter().map(value).collect::<Vec<_>>().join(" ")).collect();
-            if *sorted {
-                found.sort();
-            }
-            match (width == *columns, found == *rows) {
-                (true, true) => Ok(()),
-                (false, _) => Err(format!("{columns} columns were expected, not {width}")),
-                (_, false) => Err(format!("expected:\n{}\nfound:\n{}", rows.join("\n"), found.join("\n"))),
-            }
+impl Type {
+    fn of(column: &DataType) -> Self {
+        match column {
+            DataType::Boolean => Self::Boolean,
+            column if column.is_integer() => Self::Integer,
+            column if column.is_numeric() => Self::Real,
+            _ => Self::Text,
         }
     }
+}
+
+impl ColumnType for Type {
+    fn from_char(letter: char) -> Option<Self> {
+        match letter {
+            'I' => Some(Self::Integer),
+            'R' => Some(Self::Real),
+            'B' => Some(Self::Boolean),
+            'T' => Some(Self::Text),
+            _ => None,
+        }
+    }
+
+    fn to_char(&self) -> char {
+        match self {
+            Self::Integer => 'I',
+            Self::Real => 'R',
+            Self::Boolean => 'B',
+            Self::Text => 'T',
+        }
+    }
+}
+
+/// A session with a node.
+struct Session {
+    client: SqlClient,
+    files: String,
+}
+
+#[async_trait::async_trait]
+impl AsyncDB for Session {
+    type Error = SqlError;
+    type ColumnType = Type;
+
+    async fn run(&mut self, sql: &str) -> Result<DBOutput<Type>, SqlError> {
+        let answer = self.client.execute(&sql.replace("$FILES", &self.files), TIMEOUT).await?;
+        let is_change = answer.command.is_some();
+        let types = answer.schema.fields().iter().map(|field| Type::of(field.data_type())).collect();
+        let batches: Vec<_> = futures::TryStreamExt::try_collect(answer).await?;
+        let mut rows = rows_of(&batches);
+        if is_change {
+            let count = rows.concat();
+            assert_eq!(count.len(), 1, "{sql} changed {count:?}");
+            return Ok(DBOutput::StatementComplete(count[0].parse().unwrap()));
+        }
+        for value in rows.iter_mut().flatten().filter(|value| value.is_empty()) {
+            "(empty)".clone_into(value);
+        }
+        Ok(DBOutput::Rows { types, rows })
+    }
+
+    async fn shutdown(&mut self) {}
 }
 
 /// Runs one file, and says of every record that does not hold what it was like.
 async fn run_file(path: &Path) -> Vec<String> {
+    let name = path.file_name().unwrap().to_string_lossy();
     let text = std::fs::read_to_string(path).unwrap();
+    let records = match parse_with_name::<Type>(&text, name.as_ref()) {
+        Ok(records) => records,
+        Err(error) => return vec![error.to_string()],
+    };
     let cluster = Cluster::over(std::sync::Arc::new(lake_client::memory::MemoryStore::new()), 2, |options| {
         lake_query::Options { allow_local_files: Some(true), ..options }
     })
     .await;
     let files = cluster.dir.path().join("files");
     std::fs::create_dir(&files).unwrap();
-    let mut clients: HashMap<String, SqlClient> = HashMap::new();
-    let mut wrong = Vec::new();
-    for mut record in records(&text) {
-        record.sql = record.sql.replace("$FILES", &files.display().to_string());
-        let node = usize::from(record.connection.ends_with('2'));
-        if !clients.contains_key(&record.connection) {
-            clients.insert(record.connection.clone(), cluster.client(node).await);
+    // The runner asks for a new connection without its name.
+    let node = Cell::new(0);
+    let mut runner = Runner::new(|| {
+        let (cluster, node, files) = (&cluster, node.get(), files.display().to_string());
+        async move { Ok::<_, SqlError>(Session { client: cluster.client(node).await, files }) }
+    });
+    runner.with_column_validator(strict_column_validator);
+    let (mut ran, mut wrong) = (0, Vec::new());
+    for record in records {
+        if let Record::Statement { connection, .. } | Record::Query { connection, .. } = &record {
+            node.set(usize::from(matches!(connection, Connection::Named(name) if name.ends_with('2'))));
         }
-        if let Err(why) = check(&clients[&record.connection], &record).await {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            wrong.push(format!("{name}:{}: {}\n{why}\n", record.line, record.sql));
+        match runner.run_async(record.clone()).await {
+            Ok(RecordOutput::Nothing) => continue,
+            Ok(RecordOutput::Statement { .. }) if matches!(record, Record::Query { .. }) => {
+                wrong.push(format!("{name}: this changes something, and is no query:\n{record}"));
+            }
+            Ok(_) => {}
+            Err(error) => wrong.push(error.to_string()),
         }
+        ran += 1;
+    }
+    let written = text.lines().filter(|line| line.starts_with("statement ") || line.starts_with("query ")).count();
+    if ran != written {
+        wrong.push(format!("{name}: {ran} of {written} records were run\n"));
     }
     wrong
 }

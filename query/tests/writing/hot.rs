@@ -469,7 +469,7 @@ async fn snapshots_expire_while_rows_are_added() {
     run(
         &client,
         "ALTER TABLE t SET TBLPROPERTIES ('lake.expire-snapshots.enabled' = 'true', \
-         'history.expire.max-snapshot-age-ms' = '1', 'commit.manifest.min-count-to-merge' = '3')",
+         'lake.expire-snapshots.held-ms' = '0', 'history.expire.max-snapshot-age-ms' = '1', 'commit.manifest.min-count-to-merge' = '3')",
     )
     .await;
     let lists =

@@ -152,6 +152,16 @@ async fn what_only_expired_snapshots_need_goes() {
     run(&client, "INSERT INTO t VALUES (4)").await;
     assert_eq!(cluster.files(".parquet").len(), 4);
     assert_eq!(number(&client, "CALL system.expire_snapshots('t')").await, 0, "all are young");
+    assert_eq!(
+        number(&client, "CALL system.expire_snapshots('t', older_than => now())").await,
+        0,
+        "queries may read them"
+    );
+    assert_eq!(cluster.files(".parquet").len(), 4);
+    run(&client, "ALTER TABLE t SET TBLPROPERTIES ('lake.expire-snapshots.held-ms' = '0')").await;
+    let dry = "CALL system.expire_snapshots('t', older_than => now(), dry_run => true)";
+    assert_eq!(number(&client, dry).await, 2);
+    assert_eq!((metadata(&cluster, "t").await.snapshots().len(), cluster.files(".parquet").len()), (4, 4));
     // Of 4 snapshots the tagged one stays, and the newest.
     assert_eq!(number(&client, "CALL system.expire_snapshots('t', older_than => now())").await, 2);
     let table = metadata(&cluster, "t").await;
@@ -162,6 +172,57 @@ async fn what_only_expired_snapshots_need_goes() {
     let kept = table.snapshot_for_ref("kept").unwrap().snapshot_id();
     run(&client, &format!("CALL system.set_current_snapshot('t', {kept})")).await;
     assert_eq!(numbers(&client, "SELECT x FROM t").await, [1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_are_kept_for_a_while() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t AS SELECT 1 AS x").await;
+    run(&client, "CALL system.create_tag('t', 'week', retain_days => 7)").await;
+    run(
+        &client,
+        "CALL system.create_branch('t', 'b', retain_days => 30, snapshot_retain_days => 2, min_snapshots_to_keep => 3)",
+    )
+    .await;
+    run(&client, "CALL system.create_tag('t', 'ever')").await;
+    let refs = "SELECT name, max_reference_age_in_ms, min_snapshots_to_keep, max_snapshot_age_in_ms FROM \"t$refs\" \
+                WHERE name <> 'main' ORDER BY name";
+    let none = "NULL";
+    assert_eq!(
+        text(&client, refs).await,
+        [["b", "2592000000", "3", "172800000"], ["ever", none, none, none], ["week", "604800000", none, none]]
+    );
+    for (sql, words) in [
+        ("CALL system.create_tag('t', 'u', retain_days => 0)", "retain_days is 0"),
+        ("CALL system.create_tag('t', 'u', retain_days => -1)", "retain_days is negative"),
+        ("CALL system.create_tag('t', 'u', min_snapshots_to_keep => 1)", "is no argument"),
+        ("CALL system.rollback_to_timestamp('t')", "timestamp is missing"),
+    ] {
+        let error = refused(&client, sql).await;
+        assert!(error.kind == Kind::Invalid && error.message.contains(words), "{sql}: {error}");
+    }
+    // What no name leads to any more expires, once the table says that names are kept for hardly any time.
+    run(&client, "UPDATE t SET x = 2").await;
+    let then = "SELECT max(committed_at) FROM \"t$snapshots\"";
+    let second = text(&client, then).await[0][0].clone();
+    run(
+        &client,
+        "ALTER TABLE t SET TBLPROPERTIES ('history.expire.max-ref-age-ms' = '1', 'lake.expire-snapshots.held-ms' = '0')",
+    )
+    .await;
+    assert_eq!(number(&client, "CALL system.expire_snapshots('t', older_than => now())").await, 0);
+    assert_eq!(numbers(&client, "SELECT count(*) FROM \"t$refs\"").await, [3], "the others say for themselves");
+    run(&client, "CALL system.drop_tag('t', 'week')").await;
+    run(&client, "CALL system.drop_branch('t', 'b')").await;
+    assert_eq!(number(&client, "CALL system.expire_snapshots('t', older_than => now())").await, 1);
+    assert_eq!(cluster.files(".parquet").len(), 1);
+    run(&client, "INSERT INTO t VALUES (3)").await;
+    let error = refused(&client, &format!("CALL system.rollback_to_timestamp('t', TIMESTAMP '{second}')")).await;
+    assert!(error.kind == Kind::NotFound && error.message.contains("before that moment"), "{error}");
+    let after = format!("TIMESTAMP '{second}' + INTERVAL '1 millisecond'");
+    run(&client, &format!("CALL system.rollback_to_timestamp('t', {after})")).await;
+    assert_eq!(numbers(&client, "SELECT x FROM t").await, [2]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -99,7 +99,8 @@ impl Way {
         let age_ms = snapshot_seconds * 1000;
         format!(
             "CREATE TABLE {table} (client BIGINT, number BIGINT) WITH ('lake.merge-appends.enabled' = '{merged}', \
-             'lake.expire-snapshots.enabled' = 'true', 'history.expire.max-snapshot-age-ms' = '{age_ms}')"
+             'lake.expire-snapshots.enabled' = 'true', 'history.expire.max-snapshot-age-ms' = '{age_ms}', \
+             'lake.expire-snapshots.held-ms' = '{age_ms}')"
         )
     }
 }

@@ -160,7 +160,8 @@ impl Work {
     ) -> Result<Changed> {
         let metadata = &target.table().metadata;
         let granularity = Granularity::of(metadata)?;
-        let reader = target.delete_reader(state.runtime_env().cache_manager.get_file_metadata_cache());
+        let reader = target.delete_reader(state.runtime_env());
+        let memory = reader.memory("the files that are changed");
         let (mut removed, mut replaced) = (HashSet::new(), HashSet::new());
         let mut deleted = Vec::new();
         for file in files.iter().filter(|file| self.removed.count(file.data_file().file_path()) > 0) {
@@ -170,13 +171,14 @@ impl Work {
             // What is known already is named again, in the place of what names it now.
             for delete in known.filter(|_| granularity == Granularity::File) {
                 if let Some(known) = reader.positions(delete, path).await? {
-                    positions |= known.as_ref();
+                    positions |= &*known;
                 }
                 if delete.of_one_file {
                     replaced.insert(delete.place());
                 }
             }
             positions.remove_range(rows..);
+            memory.try_grow(positions.serialized_size())?;
             match positions.len() == rows {
                 true => {
                     removed.insert(path.to_owned());
