@@ -272,6 +272,9 @@ mod tests {
 
     use super::*;
 
+    /// What makes sound metadata unsound.
+    type Damage = Box<dyn FnOnce(&mut Value)>;
+
     fn metadata(change: impl FnOnce(&mut Value)) -> TableMetadata {
         let mut metadata = json!({
             "format-version": 2, "table-uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1", "location": "file:///w/t",
@@ -322,7 +325,7 @@ mod tests {
             }
         };
         let (spec, unused) = ("/partition-specs/0/fields/0", "/partition-specs/1/fields/0");
-        let cases: Vec<(Box<dyn FnOnce(&mut Value)>, &[&str])> = vec![
+        let cases: Vec<(Damage, &[&str])> = vec![
             (Box::new(typed("decimal(99, 2)")), &["schema 1, column s", "decimal(99, 2)", "1 to 38"]),
             (Box::new(typed("decimal(0, 0)")), &["decimal(0, 0)"]),
             (Box::new(typed("decimal(3, 4)")), &["decimal(3, 4)", "0 to the precision"]),
