@@ -115,7 +115,9 @@ pub async fn wrong_size(store: &dyn ObjectStore, file: &ObjectMeta) -> Option<Er
         damaged(
             file,
             format_args!(
-                "it has {found} bytes, and {} are expected, by the table's manifest or when it was listed: it was cut short or written                  over; put the whole file back, or read a snapshot that does not have it (FOR VERSION AS OF), to which                  system.rollback_to_snapshot goes back",
+                "it has {found} bytes, and {} are expected, by the table's manifest or when it was listed: it was cut short or written \
+                 over; put the whole file back, or read a snapshot that does not have it (FOR VERSION AS OF), to which \
+                 system.rollback_to_snapshot goes back",
                 file.size
             ),
         )

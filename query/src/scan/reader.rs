@@ -68,11 +68,6 @@ struct CheckedReader {
 }
 
 impl CheckedReader {
-    /// An error of reading, or that the file has another size than it should.
-    async fn explained(&self, error: ParquetError) -> ParquetError {
-        footer::wrong_size(self.store.as_ref(), &self.file).await.map_or(error, external)
-    }
-
     fn check_range(&self, range: &Range<u64>) -> Result<()> {
         match range.start <= range.end && range.end <= self.file.size {
             true => Ok(()),
@@ -96,7 +91,7 @@ impl AsyncFileReader for CheckedReader {
             });
             let bytes = match whole {
                 Ok(bytes) => bytes,
-                Err(error) => return Err(self.explained(error).await),
+                Err(error) => return Err(explained(self.store.as_ref(), &self.file, error).await),
             };
             if let Some(metadata) = &self.metadata
                 && footer::page_index_range(metadata).as_ref() == Some(&range)
@@ -119,7 +114,7 @@ impl AsyncFileReader for CheckedReader {
             });
             match whole {
                 Ok(read) => Ok(read),
-                Err(error) => Err(self.explained(error).await),
+                Err(error) => Err(explained(self.store.as_ref(), &self.file, error).await),
             }
         }
         .boxed()
@@ -146,6 +141,11 @@ impl AsyncFileReader for CheckedReader {
         }
         .boxed()
     }
+}
+
+/// An error of reading, or that the file has another size than it should.
+async fn explained(store: &dyn ObjectStore, file: &ObjectMeta, error: ParquetError) -> ParquetError {
+    footer::wrong_size(store, file).await.map_or(error, external)
 }
 
 /// For passing through the parquet crate and DataFusion.

@@ -239,7 +239,9 @@ impl Storage {
 
     /// Whether a client may name this place: in a warehouse, or anywhere if the node does not keep to those.
     pub fn may_be_named(&self, location: &str) -> bool {
-        !self.keeps_to_warehouses.load(Ordering::Relaxed) || self.is_in_warehouse(location)
+        !self.keeps_to_warehouses.load(Ordering::Relaxed)
+            || self.is_in_warehouse(location)
+            || self.is_in_warehouse(&canonical(location))
     }
 
     /// Whether it is a file of this machine, or an object in a bucket, outside of every warehouse that this node knows, and those are

@@ -13,6 +13,7 @@ use iceberg::spec::{
 use iceberg::transform::{BoxedTransformFunction, create_transform_function};
 
 use crate::error::{Error, Result};
+use crate::storage::canonical;
 
 /// Highest number of buckets, width of a truncation, and length of a fixed type: in Java, where the format comes from, they are ints.
 const MAX_WIDTH: u32 = i32::MAX as u32;
@@ -43,9 +44,12 @@ pub fn check(next: &TableMetadata, base: Option<&TableMetadata>) -> Result<()> {
     let ever: Vec<&Schema> = current.into_iter().chain(schemas.iter().map(|schema| &***schema)).collect();
     for spec in next.partition_specs_iter() {
         let id = spec.spec_id();
-        if base.and_then(|base| base.partition_spec_by_id(id)).is_none_or(|old| !same(old, spec)) {
+        let is_default = id == next.default_partition_spec_id();
+        let becomes_default = is_default && base.is_some_and(|base| base.default_partition_spec_id() != id);
+        let old = base.and_then(|base| base.partition_spec_by_id(id));
+        if becomes_default || old.is_none_or(|old| !same(old, spec)) {
             let at = format!("partition spec {id}");
-            match id == next.default_partition_spec_id() {
+            match is_default {
                 true => check_columns(&at, of_spec(spec), &current, true)?,
                 false => check_columns(&at, of_spec(spec), &ever, false)?,
             }
@@ -53,9 +57,12 @@ pub fn check(next: &TableMetadata, base: Option<&TableMetadata>) -> Result<()> {
     }
     for order in next.sort_orders_iter() {
         let id = order.order_id;
-        if base.and_then(|base| base.sort_order_by_id(id)).is_none_or(|old| !same(old, order)) {
+        let is_default = id == next.default_sort_order_id();
+        let becomes_default = is_default && base.is_some_and(|base| base.default_sort_order_id() != id);
+        let old = base.and_then(|base| base.sort_order_by_id(id));
+        if becomes_default || old.is_none_or(|old| !same(old, order)) {
             let at = format!("sort order {id}");
-            match id == next.default_sort_order_id() {
+            match is_default {
                 true => check_columns(&at, of_order(order), &current, true)?,
                 false => check_columns(&at, of_order(order), &ever, false)?,
             }
@@ -223,9 +230,10 @@ pub fn function(transform: Transform) -> Result<BoxedTransformFunction> {
 /// Where a table's metadata says that files of it are, outside of its own location: what that is, and the place. Of a version that follows
 /// `base` only what is new in it.
 pub fn places(next: &TableMetadata, base: Option<&TableMetadata>) -> Vec<(String, String)> {
-    let own = next.location().trim_end_matches('/');
+    let own = canonical(next.location().trim_end_matches('/'));
     let is_own = |place: &str| {
-        let rest = place.strip_prefix(own).filter(|rest| rest.is_empty() || rest.starts_with('/'));
+        let place = canonical(place);
+        let rest = place.strip_prefix(own.as_str()).filter(|rest| rest.is_empty() || rest.starts_with('/'));
         rest.is_some_and(|rest| rest.split('/').all(|part| part != ".."))
     };
     let mut places: Vec<(String, String)> = Vec::new();
@@ -263,6 +271,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+
+    /// What makes sound metadata unsound.
+    type Damage = Box<dyn FnOnce(&mut Value)>;
 
     fn metadata(change: impl FnOnce(&mut Value)) -> TableMetadata {
         let mut metadata = json!({
@@ -314,7 +325,7 @@ mod tests {
             }
         };
         let (spec, unused) = ("/partition-specs/0/fields/0", "/partition-specs/1/fields/0");
-        let cases: Vec<(Box<dyn FnOnce(&mut Value)>, &[&str])> = vec![
+        let cases: Vec<(Damage, &[&str])> = vec![
             (Box::new(typed("decimal(99, 2)")), &["schema 1, column s", "decimal(99, 2)", "1 to 38"]),
             (Box::new(typed("decimal(0, 0)")), &["decimal(0, 0)"]),
             (Box::new(typed("decimal(3, 4)")), &["decimal(3, 4)", "0 to the precision"]),
@@ -388,7 +399,7 @@ mod tests {
                 "file-footer-size-in-bytes": 3, "blob-metadata": []}]);
             m["partition-statistics"] =
                 json!([{"snapshot-id": 7, "statistics-path": "file:///w/tt/p", "file-size-in-bytes": 9}]);
-            m["properties"] = json!({"write.data.path": "s3://other/d", "write.metadata.path": "file:///w/t/"});
+            m["properties"] = json!({"write.data.path": "s3://other/d", "write.metadata.path": "file:/w/t/"});
         });
         let told: Vec<String> = places(&elsewhere, None).into_iter().map(|(_, place)| place).collect();
         assert_eq!(told, ["file:///etc/passwd", "file:///w/t/../x", "file:///w/tt/p", "s3://other/d"]);

@@ -125,7 +125,8 @@ impl Tables {
         self.find_bucket(location, deadline).await?;
         if !self.storage.may_be_named(location) {
             return Err(Error::invalid(format!(
-                "{what}: {location} is outside of every warehouse; what a table is made of is in the table's own location or in a                  warehouse, unless allow_local_files in the configuration of this node says otherwise"
+                "{what}: {location} is outside of every warehouse; what a table is made of is in the table's own location or in a \
+                 warehouse, unless allow_local_files in the configuration of this node says otherwise"
             )));
         }
         Storage::check_location(location).map_err(|e| e.while_doing(what))
