@@ -12,7 +12,7 @@ use iceberg::io::FileIO;
 use iceberg::spec::{ManifestContentType, TableMetadata};
 use lake_client::memory::MemoryStore;
 use lake_query::{Kind, Options};
-use parquet::file::metadata::{ParquetMetaDataReader, ParquetMetaDataWriter};
+use parquet::file::metadata::{PageIndexPolicy, ParquetMetaDataReader, ParquetMetaDataWriter};
 use parquet::file::properties::WriterProperties;
 
 /// Every so many bytes one is damaged.
@@ -274,6 +274,84 @@ async fn damage_that_only_the_pages_show_is_an_error_that_names_the_file() {
     let error = refused(&client, "SELECT min(n_name) FROM t WHERE n_nationkey > 0").await;
     let name = data.file_name().unwrap().to_string_lossy().into_owned();
     assert!(error.message.contains(&name) && error.kind != Kind::Internal, "{:?} {error}", error.kind);
+}
+
+/// Where the bodies of a file's pages are, as its footer, its page index and their headers say.
+fn page_bodies(file: &[u8]) -> Vec<std::ops::Range<usize>> {
+    /// Of the compact protocol, a field with a number right behind another one.
+    fn number(bytes: &mut &[u8]) -> usize {
+        let (&0x15, rest) = bytes.split_first().unwrap() else { panic!("no page begins with {bytes:02x?}") };
+        let length = rest.iter().position(|byte| byte & 0x80 == 0).unwrap() + 1;
+        let zigzag = rest[..length].iter().rev().fold(0, |value, byte| value << 7 | usize::from(byte & 0x7f));
+        *bytes = &rest[length..];
+        zigzag >> 1
+    }
+    let reader = ParquetMetaDataReader::new().with_page_index_policy(PageIndexPolicy::Required);
+    let metadata = reader.parse_and_finish(&Bytes::copy_from_slice(file)).unwrap();
+    let mut bodies = Vec::new();
+    for (group, index) in metadata.row_groups().iter().zip(metadata.offset_index().unwrap()) {
+        for (column, index) in group.columns().iter().zip(index) {
+            let (start, length) = column.byte_range();
+            let mut starts = vec![start as usize];
+            starts.extend(index.page_locations().iter().map(|page| page.offset as usize));
+            // Twice where there is no dictionary.
+            starts.dedup();
+            starts.push((start + length) as usize);
+            for page in starts.windows(2) {
+                let mut header = &file[page[0]..page[1]];
+                let [_, _, body] = [(); 3].map(|()| number(&mut header));
+                bodies.push(page[1] - body..page[1]);
+            }
+        }
+    }
+    bodies
+}
+
+/// Whichever byte of a page of a data file or of a file of deletes has changed: never other rows.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_that_does_not_match_its_checksum_is_an_error_that_names_the_file() {
+    let change = |options| Options { metadata_cache_bytes: Some(0), ..options };
+    let cluster = Cluster::over(Arc::new(MemoryStore::new()), 1, change).await;
+    let client = cluster.client(0).await;
+    let properties = "'write.parquet.compression-codec' = 'uncompressed', 'write.delete.mode' = 'merge-on-read'";
+    run(
+        &client,
+        &format!(
+            "CREATE TABLE t WITH ({properties}) AS SELECT value AS id, 'row ' || (value % 3) AS s, [value] AS l \
+             FROM generate_series(1, 8)"
+        ),
+    )
+    .await;
+    run(&client, "DELETE FROM t WHERE id IN (2, 5)").await;
+    let files = cluster.files(".parquet");
+    let (deletes, data): (Vec<_>, Vec<_>) =
+        files.into_iter().partition(|file| file.to_string_lossy().ends_with("-deletes.parquet"));
+    assert_eq!((deletes.len(), data.len()), (1, 1));
+    // Pages by the index, and all of them. Deletes that were read once are kept: theirs are damaged first.
+    let (some, all) = ("SELECT s, l FROM t WHERE id > 6", "SELECT * FROM t");
+    for (file, statements) in [(&deletes[0], &[all][..]), (&data[0], &[all, some])] {
+        let good = std::fs::read(file).unwrap();
+        let name = file.file_name().unwrap().to_string_lossy().into_owned();
+        let bodies = page_bodies(&good);
+        assert!(bodies.len() >= 4, "{bodies:?}");
+        for place in bodies.into_iter().flatten() {
+            let mut bytes = good.clone();
+            bytes[place] ^= 1 << (place % 8);
+            std::fs::write(file, bytes).unwrap();
+            let mut refusals = 0;
+            for sql in statements {
+                // A page that the statement does not need does no harm.
+                if let Err(error) = client.query(sql, TIMEOUT).await {
+                    let says = error.message.contains(&name) && error.message.contains("checksum");
+                    assert!(error.kind == Kind::Corrupt && says, "{name}, byte {place}: {:?} {error}", error.kind);
+                    refusals += 1;
+                }
+            }
+            assert!(refusals > 0, "{name}, byte {place}");
+        }
+        std::fs::write(file, good).unwrap();
+    }
+    assert_eq!(numbers(&client, "SELECT id FROM t ORDER BY id").await, [1, 3, 4, 6, 7, 8]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

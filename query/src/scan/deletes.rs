@@ -36,6 +36,7 @@ use parquet::arrow::{ParquetRecordBatchStreamBuilder, ProjectionMask};
 use parquet::file::metadata::ParquetMetaData;
 use roaring::RoaringTreemap;
 
+use super::guard::unmatched;
 use super::plan::{DeleteFile, DeleteKind};
 use super::reader::CheckedReaders;
 use crate::error::{Error, Kind, Result, words_of_panic};
@@ -372,6 +373,9 @@ fn check_bytes(bytes: usize) -> Result<()> {
 
 fn unreadable(error: parquet::errors::ParquetError) -> Error {
     let error = Error::from(DataFusionError::from(error));
+    if let Some(why) = unmatched(&error) {
+        return Error::corrupt(format_args!("it is damaged: {why}"));
+    }
     match error.kind {
         Kind::Internal | Kind::Invalid => Error::corrupt(error.message),
         _ => error,

@@ -1,9 +1,9 @@
-//! What is in a file's pages is known only once they are decoded, and the parquet crate may panic on it. Such a panic ends
-//! the query with an error that names the file.
+//! What is in a file's pages is known only once they are decoded: the parquet crate may find that it does not match its checksum, or
+//! is nothing it can decode, or may panic on it. Either ends the query with an error that names the file.
 //!
 //! [`NameDamagedFiles`] is the last rule of the physical optimizer. It puts a [`Guarded`] source in the place of each source
 //! of Parquet files, of tables and of files named in SQL alike, so that nothing before it has to know. A guarded source plans
-//! and decodes as the one inside does, file by file, and catches what panics on the way.
+//! and decodes as the one inside does, file by file, and catches what goes wrong on the way.
 
 use std::any::Any;
 use std::fmt;
@@ -11,6 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
+use arrow::error::ArrowError;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
 use datafusion::common::{DataFusionError, Result};
@@ -27,7 +28,7 @@ use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
 use object_store::ObjectStore;
 
-use crate::error::{Error, words_of_panic};
+use crate::error::{Error, Kind, words_of_panic};
 
 /// The rule that guards all sources of Parquet files.
 #[derive(Debug)]
@@ -57,7 +58,7 @@ impl PhysicalOptimizerRule for NameDamagedFiles {
     }
 }
 
-/// A source of files whose panics are errors that name the file.
+/// A source of files where what is wrong in a file's pages is an error that names the file.
 pub(super) struct Guarded {
     inner: Arc<dyn FileSource>,
 }
@@ -134,9 +135,44 @@ impl FileSource for Guarded {
 /// The file that is being read, for messages.
 type Name = Arc<str>;
 
-/// Runs what may panic when `file` is damaged.
+/// Runs what may fail or panic when `file` is damaged.
 fn guarded<T>(file: &Name, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(failed(file, panic.as_ref())))
+    ended(file, catch_unwind(AssertUnwindSafe(work)))
+}
+
+/// What became of such work.
+fn ended<T>(file: &Name, done: std::thread::Result<Result<T>>) -> Result<T> {
+    match done {
+        Ok(done) => done.map_err(|error| named(file, error)),
+        Err(panic) => Err(failed(file, panic.as_ref())),
+    }
+}
+
+/// The same error; if it is about what is in a file, and names none, with `file`.
+fn named(file: &Name, error: DataFusionError) -> DataFusionError {
+    let is_of_parquet = match &error {
+        DataFusionError::ParquetError(_) => true,
+        DataFusionError::ArrowError(inner, _) => matches!(inner.as_ref(), ArrowError::ParquetError(_)),
+        _ => false,
+    };
+    if !is_of_parquet {
+        return error;
+    }
+    let error = Error::from(error);
+    let is_named = error.message.contains(file.trim_start_matches('/'));
+    match unmatched(&error) {
+        _ if error.kind != Kind::Corrupt || is_named => error,
+        Some(why) => Error::corrupt(format!("{file} is damaged: {why}")),
+        None => Error::corrupt(format!("{file} is damaged, or written in a way that lake cannot read: {error}")),
+    }
+    .into_datafusion()
+}
+
+/// In words, if it is that a page does not match its checksum.
+pub(super) fn unmatched(error: &Error) -> Option<&'static str> {
+    // The parquet crate has no other error for it.
+    let says_so = error.message.contains("CRC checksum mismatch");
+    says_so.then_some("what is in one of its pages does not match the checksum that was written with it")
 }
 
 fn failed(file: &Name, panic: &(dyn Any + Send)) -> DataFusionError {
@@ -177,10 +213,8 @@ impl MorselPlanner for GuardedPlanner {
         let mut guarded = MorselPlan::new().with_morsels(morsels.collect()).with_planners(planners.collect());
         if let Some(pending) = plan.take_pending_planner() {
             guarded.set_pending_planner(async move {
-                match AssertUnwindSafe(pending).catch_unwind().await {
-                    Ok(inner) => Ok(planner(&file, inner?)),
-                    Err(panic) => Err(failed(&file, panic.as_ref())),
-                }
+                let inner = ended(&file, AssertUnwindSafe(pending).catch_unwind().await)?;
+                Ok(planner(&file, inner))
             });
         }
         Ok(Some(guarded))
@@ -202,6 +236,6 @@ impl Morsel for GuardedMorsel {
         };
         // It ends with the panic.
         let batches = AssertUnwindSafe(stream).catch_unwind();
-        batches.map(move |batch| batch.unwrap_or_else(|panic| Err(failed(&file, panic.as_ref())))).boxed()
+        batches.map(move |batch| ended(&file, batch)).boxed()
     }
 }

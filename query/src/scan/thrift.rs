@@ -36,6 +36,11 @@ impl<'a> Walker<'a> {
         Self { rest: bytes }
     }
 
+    /// How many bytes are left to be read.
+    pub fn left(&self) -> usize {
+        self.rest.len()
+    }
+
     /// Hands each field of a struct to `field`, by its id and type; `field` reads or skips its value.
     pub fn fields(&mut self, mut field: impl FnMut(&mut Self, i16, Kind) -> Option<()>) -> Option<()> {
         let mut id = 0_i16;

@@ -13,7 +13,8 @@
 //! A change writes new objects, makes them durable, and then swaps the pointer by compare-and-set ([`commit`]). A
 //! reader sees the old version or the new one.
 //!
-//! In reading order: [`types`] (Arrow and Iceberg types), [`sound`] (what metadata must be that comes in), [`numbers`] (what is rounded), [`layout`] (partitions and order of rows), [`writer`], [`memory`], `style`, `bloom` and
+//! In reading order: [`types`] (Arrow and Iceberg types), [`sound`] (what metadata must be that comes in), [`numbers`] (what is
+//! rounded), [`layout`] (partitions and order of rows), [`writer`], [`memory`], `parquet_file`, `checksums`, `style`, `bloom` and
 //! [`stats`] (data files), [`deletes`] (delete files), [`version`] (manifests, lists, metadata.json), [`conflict`] (does a change hold on a
 //! newer version), [`commit`] (the swap, lost races, unknown outcomes), [`queue`] (one writer of a node at a time per table),
 //! [`append`] (appends that wait together are one commit), [`handing`] (and those of several nodes), [`scope`] (on whose behalf),
@@ -27,6 +28,7 @@
 
 pub mod append;
 mod bloom;
+mod checksums;
 pub mod commit;
 pub mod conflict;
 pub mod deletes;
@@ -38,6 +40,7 @@ pub mod maintenance;
 pub mod memory;
 pub mod numbers;
 pub mod orphans;
+mod parquet_file;
 pub mod pins;
 pub mod queue;
 pub mod scope;

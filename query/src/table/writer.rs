@@ -1,5 +1,5 @@
 //! Writing data files: a stream of record batches becomes Parquet files of about the target size, each durable before
-//! it is named anywhere.
+//! it is named anywhere, and has checksums ([`super::checksums`]).
 //!
 //! Memory: a writer holds one row group of one file encoded, at most [`ROW_GROUP_BYTES`] and as the statement's memory allows
 //! ([`super::memory`]), besides its bloom filters and what its upload has under way. Of a partitioned table a file ends where the partition does; rows that come clustered ([`super::layout`]) make one file, or
@@ -16,7 +16,6 @@ use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use iceberg::spec::{DataFile, Schema, Struct, TableMetadata};
 use object_store::buffered::BufWriter;
-use parquet::arrow::AsyncArrowWriter;
 use parquet::arrow::arrow_writer::ArrowWriterOptions;
 use parquet::file::properties::WriterProperties;
 use tokio_util::task::TaskTracker;
@@ -26,6 +25,7 @@ use super::deletes::DeletePlace;
 use super::layout::Partitioner;
 use super::memory::WriterMemory;
 use super::numbers::rounded;
+use super::parquet_file::ParquetFile;
 use super::stats::{NanCounter, data_file};
 use super::style::Style;
 use super::types::arrow_schema;
@@ -136,7 +136,7 @@ pub struct DataWriter {
 struct OpenFile {
     location: String,
     partition: Struct,
-    writer: AsyncArrowWriter<BufWriter>,
+    writer: ParquetFile,
     nans: NanCounter,
 }
 
@@ -280,7 +280,7 @@ pub(super) fn parquet_writer(
     location: &str,
     schema: SchemaRef,
     style: &Style,
-) -> Result<AsyncArrowWriter<BufWriter>> {
+) -> Result<ParquetFile> {
     let object = storage.resolve(location)?;
     let properties = WriterProperties::builder()
         .set_max_row_group_row_count(Some(ROW_GROUP_ROWS))
@@ -290,7 +290,7 @@ pub(super) fn parquet_writer(
     // Without the Arrow schema in the footer every reader sees the types Iceberg names.
     let options = ArrowWriterOptions::new().with_properties(properties).with_skip_arrow_metadata(true);
     let upload = BufWriter::with_capacity(object.store, object.path, UPLOAD_BUFFER_BYTES);
-    AsyncArrowWriter::try_new_with_options(upload, schema, options).map_err(|e| write_failed(location, &e))
+    ParquetFile::new(upload, schema, options).map_err(|e| write_failed(location, &e))
 }
 
 pub(super) fn write_failed(location: &str, error: &parquet::errors::ParquetError) -> Error {
