@@ -224,7 +224,9 @@ fn arguments(message: &str) -> Option<String> {
     let (name, types) = call.split_once('(')?;
     let types: Vec<String> = parts(types.strip_suffix(')')?).into_iter().map(type_named).collect();
     let calls = behind(message, "Candidate functions:").unwrap_or_default();
-    let calls: Vec<&str> = calls.lines().map(str::trim).filter(|call| !call.is_empty()).take(CALLS_SHOWN).collect();
+    // What a function takes that looks at the types itself is not said.
+    let is_said = |call: &&str| !call.is_empty() && !call.ends_with("(UserDefined)");
+    let calls: Vec<&str> = calls.lines().map(str::trim).filter(is_said).take(CALLS_SHOWN).collect();
     let takes = if calls.is_empty() { String::new() } else { format!("; it takes {}", calls.join(", or ")) };
     Some(format!("function {name} does not take ({}){takes}", types.join(", ")))
 }

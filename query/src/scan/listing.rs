@@ -41,6 +41,8 @@ pub enum Listing {
     Properties,
     /// What SHOW CREATE TABLE shows, of the current version.
     Create,
+    /// What SHOW CREATE VIEW shows of a view. A table has none.
+    CreateView,
 }
 
 impl Listing {
@@ -56,11 +58,13 @@ impl Listing {
             "partitions" => Listing::Partitions,
             "properties" => Listing::Properties,
             "create" => Listing::Create,
+            "create_view" => Listing::CreateView,
             _ => return None,
         })
     }
 
-    fn schema(self) -> SchemaRef {
+    /// The columns of such a listing.
+    pub fn schema(self) -> SchemaRef {
         let (long, int, text) = (DataType::Int64, DataType::Int32, DataType::Utf8);
         let at = || DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
         let file = || {
@@ -148,7 +152,7 @@ impl Listing {
                 ("equality_delete_file_count", long),
             ],
             Listing::Properties => vec![("property", text.clone()), ("value", text)],
-            Listing::Create => vec![("create_statement", text)],
+            Listing::Create | Listing::CreateView => vec![("create_statement", text)],
         };
         let fields = columns.into_iter().map(|(name, data_type)| Field::new(name, data_type, true));
         Arc::new(Schema::new(fields.collect::<Vec<_>>()))
@@ -210,6 +214,12 @@ impl ListingTable {
                 ]
             }
             Listing::Create => vec![texts(std::iter::once(Some(spelled::create_statement(&self.table)?.as_str())))],
+            Listing::CreateView => {
+                return Err(Error::invalid(format!(
+                    "{} is a table, and no view: SHOW CREATE TABLE shows how it is made",
+                    self.table.ident
+                )));
+            }
         };
         RecordBatch::try_new(self.schema.clone(), columns)
             .map_err(|e| Error::internal(format!("listing the {:?} of table {}: {e}", self.listing, self.table.ident)))

@@ -130,14 +130,15 @@ fn transformed(metadata: &TableMetadata, column: i32, transform: Transform) -> O
     })
 }
 
-/// A name that is a word of SQL is quoted, whether it has to be or not.
-fn name(of: &str) -> String {
+/// A name as a statement has it. One that is a word of SQL is quoted, whether it has to be or not.
+pub fn name(of: &str) -> String {
     match words::quoted(of) {
         plain if plain == of && ALL_KEYWORDS.contains(&of.to_ascii_uppercase().as_str()) => format!("\"{of}\""),
         name => name,
     }
 }
 
-fn quoted(text: &str) -> String {
+/// A text as a statement has it.
+pub fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
 }

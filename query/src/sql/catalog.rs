@@ -25,7 +25,7 @@ use super::statement::{self, position_of};
 use super::{CATALOG, DEFAULT_SCHEMA, Engine, files, system, views};
 use crate::error::{Error, Kind, Position, Result};
 use crate::scan::LakeTable;
-use crate::scan::listing::ListingTable;
+use crate::scan::listing::{Listing, ListingTable};
 use crate::table::pins::Pins;
 use crate::table::{Table, Tables, catalog_error};
 use crate::words::{did_you_mean, nearest, quoted};
@@ -217,12 +217,17 @@ pub async fn resolve(
         false => tables.load(idents, deadline).await,
     };
     let mut loaded = load(&idents).await?;
+    // Of a view whose statement is shown nothing has to be there any more.
+    let is_told = |reference: &TableReference| {
+        let name = Name::parse(reference.table());
+        (name.listing, name.as_of) == (Some(Listing::CreateView), None)
+    };
     // What is no table may be a view. What that is made of is of one moment with all the rest.
-    let names: Vec<TableIdent> = idents
+    let names: Vec<TableIdent> = named
         .iter()
         .zip(&loaded.tables)
-        .filter(|(_, table)| table.is_none())
-        .map(|(ident, _)| ident.clone())
+        .filter(|((reference, _), table)| table.is_none() && !is_told(reference))
+        .map(|((_, ident), _)| ident.clone())
         .collect();
     let expansion = views::expand(engine, tables, &names, deadline).await?;
     if !expansion.tables.is_empty() {
@@ -250,6 +255,14 @@ pub async fn resolve(
                 let table = provider(tables, table, &name, age, deadline).map_err(|e| e.at(place))?;
                 let schema = reference.schema().unwrap_or(DEFAULT_SCHEMA).to_owned();
                 schemas.entry(schema).or_default().add(reference.table(), Entry::Loaded(table));
+            }
+            None if is_told(&reference) => {
+                let told = views::told(tables, &ident, deadline).await.map_err(|e| e.at(place))?;
+                let missing = || Error::not_found(format!("view {ident} does not exist")).at(place);
+                let (pointer, told) = told.ok_or_else(missing)?;
+                pins.add_view(&ident, &pointer);
+                let schema = reference.schema().unwrap_or(DEFAULT_SCHEMA).to_owned();
+                schemas.entry(schema).or_default().add(reference.table(), Entry::Loaded(Arc::new(told)));
             }
             None if view_names.contains(&ident) && Name::parse(reference.table()).table != reference.table() => {
                 return Err(

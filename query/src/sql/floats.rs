@@ -6,7 +6,8 @@
 //! among the arguments of a function, in the columns of UNION, INTERSECT, EXCEPT and VALUES, and in the keys of a join; within
 //! lists, structs and maps, too.
 //!
-//! Timestamps meet in the same places ([`super::times`]).
+//! Timestamps meet in the same places ([`super::times`]). Functions that would refuse such arguments before are in
+//! [`super::arguments`].
 //!
 //! What type an expression has is known for certain only once DataFusion has coerced what it is made of: before, a UNION or a CASE
 //! has the type of its first part. So both go hand in hand here, from the innermost out.
@@ -18,14 +19,13 @@ use arrow::datatypes::{DataType, FieldRef, Fields};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion, TreeNodeRewriter};
 use datafusion::common::{Column, DFSchema, DataFusionError, ExprSchema, Result as DfResult};
-use datafusion::logical_expr::binary::type_union_resolution;
-use datafusion::logical_expr::expr::WindowFunctionDefinition;
+use datafusion::logical_expr::binary::{comparison_coercion, type_union_resolution};
+use datafusion::logical_expr::expr::{Case, WindowFunctionDefinition};
 use datafusion::logical_expr::expr_rewriter::{NamePreserver, coerce_plan_expr_for_schema};
-use datafusion::logical_expr::expr_schema::cast_subquery;
 use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{
-    Cast, DmlStatement, Expr, ExprSchemable, LogicalPlan, Operator, RecursiveQuery, Subquery, Union, Values, WriteOp,
-    cast,
+    Cast, DmlStatement, Expr, ExprSchemable, LogicalPlan, LogicalPlanBuilder, Operator, RecursiveQuery, Subquery,
+    Union, Values, WriteOp, cast,
 };
 use datafusion::optimizer::AnalyzerRule;
 use datafusion::optimizer::analyzer::type_coercion::TypeCoercionRewriter;
@@ -36,6 +36,10 @@ use super::times;
 const APART: [&str; 4] = ["named_struct", "struct", "map", "arrays_zip"];
 /// Functions whose arguments, all of them, are to have a type in common.
 const ALIKE: [&str; 7] = ["coalesce", "nvl", "nullif", "greatest", "least", "make_array", "nvl2"];
+/// Of these, those that take texts for timestamps and dates.
+const WITH_TEXTS: [&str; 4] = ["coalesce", "nullif", "greatest", "least"];
+/// What the only column of a subquery is called that was cast: as no column in it is, which may be compared with another one, too.
+const CAST: &str = "__lake_cast";
 
 /// Comes right before DataFusion's own coercion of types.
 #[derive(Debug)]
@@ -83,7 +87,10 @@ fn settled(plan: LogicalPlan) -> DfResult<Transformed<LogicalPlan>> {
         LogicalPlan::Join(mut join) => {
             for (left, right) in &mut join.on {
                 let types = [left.get_type(join.left.schema()).ok(), right.get_type(join.right.schema()).ok()];
-                cast_each([left, right], common(&types));
+                match times::exactly(&types, |_| false) {
+                    true => times::in_nanoseconds([left, right], &types),
+                    false => cast_each([left, right], common(&types)),
+                }
             }
             LogicalPlan::Join(join)
         }
@@ -204,12 +211,18 @@ fn in_expr(mut expr: Expr, schema: &DFSchema) -> DfResult<Expr> {
         Expr::TryCast(cast) if cast.field.name() == times::WRITTEN => {
             times::written(&mut cast.expr, &mut cast.field, schema);
         }
-        Expr::BinaryExpr(binary) if compares(binary.op) => meet(vec![&mut *binary.left, &mut *binary.right], schema),
-        Expr::Between(between) => meet(vec![&mut *between.expr, &mut *between.low, &mut *between.high], schema),
-        Expr::InList(list) => meet(std::iter::once(&mut *list.expr).chain(&mut list.list).collect(), schema),
+        Expr::BinaryExpr(binary) if compares(binary.op) => compare(vec![&mut *binary.left, &mut *binary.right], schema),
+        Expr::Between(between) => compare(vec![&mut *between.expr, &mut *between.low, &mut *between.high], schema),
+        Expr::InList(list) => {
+            times::take_texts("IN", std::iter::once(&mut *list.expr).chain(&mut list.list).collect(), schema)?;
+            compare(std::iter::once(&mut *list.expr).chain(&mut list.list).collect(), schema);
+        }
         Expr::InSubquery(within) => meet_rows(&mut within.expr, &mut within.subquery, schema)?,
         Expr::SetComparison(compared) => meet_rows(&mut compared.expr, &mut compared.subquery, schema)?,
         Expr::ScalarFunction(function) if ALIKE.contains(&function.func.name()) => {
+            if WITH_TEXTS.contains(&function.func.name()) {
+                times::take_texts(function.func.name(), function.args.iter_mut().collect(), schema)?;
+            }
             meet(function.args.iter_mut().collect(), schema);
         }
         Expr::ScalarFunction(function) if !APART.contains(&function.func.name()) => {
@@ -223,27 +236,39 @@ fn in_expr(mut expr: Expr, schema: &DFSchema) -> DfResult<Expr> {
             }
         }
         Expr::Case(case) => {
-            let (mut compared, mut results) = (Vec::new(), Vec::new());
-            let compares = case.expr.is_some();
-            compared.extend(case.expr.as_deref_mut());
-            for (when, then) in &mut case.when_then_expr {
-                if compares {
-                    compared.push(&mut **when);
-                }
-                results.push(&mut **then);
-            }
-            results.extend(case.else_expr.as_deref_mut());
-            meet(compared, schema);
-            meet(results, schema);
+            times::take_texts("CASE", compared_in(case), schema)?;
+            compare(compared_in(case), schema);
+            times::take_texts("CASE", results_of(case), schema)?;
+            meet(results_of(case), schema);
         }
         _ => {}
     }
     Ok(expr)
 }
 
+/// What `CASE a WHEN b ..` compares.
+fn compared_in(case: &mut Case) -> Vec<&mut Expr> {
+    let Some(of) = case.expr.as_deref_mut() else { return Vec::new() };
+    std::iter::once(of).chain(case.when_then_expr.iter_mut().map(|(when, _)| &mut **when)).collect()
+}
+
+fn results_of(case: &mut Case) -> Vec<&mut Expr> {
+    let results = case.when_then_expr.iter_mut().map(|(_, then)| &mut **then);
+    results.chain(case.else_expr.as_deref_mut()).collect()
+}
+
 fn compares(op: Operator) -> bool {
     use Operator::{Eq, Gt, GtEq, IsDistinctFrom, IsNotDistinctFrom, Lt, LtEq, NotEq};
     matches!(op, Eq | NotEq | Lt | LtEq | Gt | GtEq | IsDistinctFrom | IsNotDistinctFrom)
+}
+
+/// As [`meet`], of what is compared: timestamps of several units exactly.
+fn compare(parts: Vec<&mut Expr>, schema: &DFSchema) {
+    let types: Vec<Option<DataType>> = parts.iter().map(|part| part.get_type(schema).ok()).collect();
+    match times::exactly(&types, |place| parts.get(place).is_some_and(|part| !varies(part))) {
+        true => times::in_nanoseconds(parts, &types),
+        false => meet(parts, schema),
+    }
 }
 
 /// Makes floats of the decimals among these where there is a float, and the like of timestamps.
@@ -295,12 +320,31 @@ fn cast_each<'a>(parts: impl IntoIterator<Item = &'a mut Expr>, to: Vec<Option<D
 /// The same of a value and the rows of a subquery.
 fn meet_rows(value: &mut Expr, rows: &mut Subquery, schema: &DFSchema) -> DfResult<()> {
     // Of several columns they are compared by nobody.
-    let of_rows = rows.subquery.schema().fields().first().filter(|_| rows.subquery.schema().fields().len() == 1);
-    let types = [value.get_type(schema).ok(), of_rows.map(|field| field.data_type().clone())];
-    let mut met = common(&types).into_iter();
-    cast_each([value], met.next().into_iter().collect());
-    if let Some(to) = met.next().flatten() {
-        *rows = cast_subquery(rows.clone(), &to)?;
+    if rows.subquery.schema().fields().len() != 1 {
+        return Ok(());
+    }
+    let is_correlated = !rows.outer_ref_columns.is_empty();
+    let (relation, field) = rows.subquery.schema().qualified_field(0);
+    let mut of_rows = Expr::Column(Column::from((relation, field)));
+    let types = [value.get_type(schema).ok(), Some(field.data_type().clone())];
+    match times::exactly(&types, |_| false) {
+        true => times::in_nanoseconds([&mut *value, &mut of_rows], &types),
+        false => {
+            // DataFusion's own casts are called as what was cast, which a condition that ties the rows may need as it is.
+            let coerced = match &types {
+                [Some(of), Some(beside)] if is_correlated && of.is_numeric() && beside.is_numeric() => {
+                    comparison_coercion(of, beside)
+                }
+                _ => None,
+            };
+            let other = |own: &Option<DataType>| coerced.clone().filter(|to| Some(to) != own.as_ref());
+            let to = common(&types).into_iter().zip(&types).map(|(met, own)| met.or_else(|| other(own)));
+            cast_each([&mut *value, &mut of_rows], to.collect());
+        }
+    }
+    if !matches!(of_rows, Expr::Column(_)) {
+        let plan = LogicalPlanBuilder::from(rows.subquery.as_ref().clone()).project([of_rows.alias(CAST)])?;
+        rows.subquery = Arc::new(plan.build()?);
     }
     Ok(())
 }
@@ -404,6 +448,12 @@ fn check_recursive(query: &RecursiveQuery) -> DfResult<()> {
             column.name()
         ))),
     }
+}
+
+/// The types that arguments of these become, as far as there are decimals beside floats.
+pub(super) fn met_types(types: &[DataType]) -> Vec<DataType> {
+    let known: Vec<Option<DataType>> = types.iter().cloned().map(Some).collect();
+    met(&known).into_iter().zip(types).map(|(met, own)| met.unwrap_or_else(|| own.clone())).collect()
 }
 
 /// The types that values of these become which are to have one in common, each if it is another one.

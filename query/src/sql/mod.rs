@@ -21,6 +21,7 @@
 pub mod add_files;
 pub mod admission;
 pub mod alter;
+pub mod arguments;
 pub mod as_of;
 pub mod as_written;
 pub mod bound;
@@ -236,6 +237,7 @@ impl Engine {
         template.register_udtf("tpch", Arc::new(tpch::TpchFunction));
         growing::limit(&mut template, config.memory_limit_bytes)?;
         times::limit(&mut template)?;
+        arguments::widen(&mut template)?;
         Ok(Self {
             tables,
             template,

@@ -11,11 +11,14 @@
 //! ```
 //! none of whose parts is NULL. What asks nothing of a row is a scalar subquery, which runs once; in a select list the others are counts.
 //!
+//! An aggregate without GROUP BY is one row, also of no rows: a correlated one is compared as a scalar subquery is ([`as_one_row`]).
+//!
 //! What stays wrong there is refused: DataFusion looks at the rows that a correlated subquery means only behind its LIMIT, its window
-//! functions, and an aggregate over all of them.
+//! functions, and other aggregates over all of them.
 
 use std::sync::Arc;
 
+use arrow::datatypes::DataType;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion, TreeNodeRewriter};
 use datafusion::common::{
@@ -25,10 +28,10 @@ use datafusion::functions_aggregate::expr_fn::count;
 use datafusion::logical_expr::expr::{Exists, InSubquery, SetComparison, SetQuantifier};
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::logical_plan::{FetchType, SkipType};
-use datafusion::logical_expr::utils::{merge_schema, split_conjunction_owned};
+use datafusion::logical_expr::utils::{merge_schema, split_conjunction, split_conjunction_owned};
 use datafusion::logical_expr::{
     BinaryExpr, Distinct, Expr, ExprSchemable, Filter, Join, LogicalPlan, LogicalPlanBuilder, Operator, Subquery,
-    binary_expr, lit,
+    binary_expr, lit, when,
 };
 use datafusion::optimizer::AnalyzerRule;
 
@@ -66,6 +69,7 @@ fn in_plan(plan: LogicalPlan) -> DfResult<Transformed<LogicalPlan>> {
             let names = NamePreserver::new(&plan);
             let done = plan.map_expressions(|expr| {
                 let name = names.save(&expr);
+                let expr = expr.transform_up(as_one_row)?.data;
                 let done = value(expr, &schema, Place::Value)?;
                 Ok(done.update_data(|expr| name.restore(expr)))
             })?;
@@ -132,6 +136,7 @@ fn in_on() -> DataFusionError {
 
 /// One of the conditions of a filter.
 fn condition(expr: Expr, schema: &DFSchema) -> DfResult<Expr> {
+    let expr = expr.transform_up(as_one_row)?.data;
     let expr = expr.transform_up(|expr| Ok(as_in(expr)))?.data;
     let not_in = match &expr {
         Expr::InSubquery(within) if within.negated => Some(within),
@@ -152,6 +157,127 @@ fn condition(expr: Expr, schema: &DFSchema) -> DfResult<Expr> {
         return Ok(expr);
     }
     Ok(expr.rewrite(&mut Conditions { schema, matters: Vec::new() })?.data)
+}
+
+/// What is compared with a correlated aggregate over all of its rows is compared with the one row that it has. HAVING leaves that
+/// row, or none.
+fn as_one_row(expr: Expr) -> DfResult<Transformed<Expr>> {
+    let (Expr::InSubquery(InSubquery { subquery, .. })
+    | Expr::SetComparison(SetComparison { subquery, .. })
+    | Expr::Exists(Exists { subquery, .. })) = &expr
+    else {
+        return Ok(Transformed::no(expr));
+    };
+    if subquery.outer_ref_columns.is_empty() {
+        return Ok(Transformed::no(expr));
+    }
+    let Some(row) = OneRow::of(subquery)? else { return Ok(Transformed::no(expr)) };
+    let (compared, of_none) = match expr {
+        Expr::InSubquery(InSubquery { expr, negated, .. }) => {
+            let op = if negated { Operator::NotEq } else { Operator::Eq };
+            (binary_expr(*expr, op, row.value), negated)
+        }
+        Expr::SetComparison(SetComparison { expr, op, quantifier, .. }) => {
+            (binary_expr(*expr, op, row.value), matches!(quantifier, SetQuantifier::All))
+        }
+        Expr::Exists(Exists { negated, .. }) => (lit(!negated), negated),
+        other => return Ok(Transformed::no(other)),
+    };
+    Ok(Transformed::yes(match row.is_there {
+        None => compared,
+        Some(is_there) => when(is_there, compared).otherwise(lit(of_none))?,
+    }))
+}
+
+/// The row of an aggregate without GROUP BY.
+struct OneRow {
+    /// Its only column.
+    value: Expr,
+    /// The condition of HAVING, which is never NULL.
+    is_there: Option<Expr>,
+}
+
+impl OneRow {
+    /// `None`: it is another subquery, or one whose row DataFusion would not find for each row around it.
+    fn of(subquery: &Subquery) -> DfResult<Option<Self>> {
+        let mut plan = &subquery.subquery;
+        while let LogicalPlan::Distinct(Distinct::All(input)) = plan.as_ref() {
+            plan = input;
+        }
+        let LogicalPlan::Projection(projection) = plan.as_ref() else { return Ok(None) };
+        let [column] = projection.expr.as_slice() else { return Ok(None) };
+        let (input, having) = match projection.input.as_ref() {
+            LogicalPlan::Filter(filter) => (&filter.input, Some(&filter.predicate)),
+            _ => (&projection.input, None),
+        };
+        let LogicalPlan::Aggregate(aggregate) = input.as_ref() else { return Ok(None) };
+        let is_plain = aggregate.group_expr.is_empty() && !aggregate.aggr_expr.is_empty();
+        let is_tied = !input.contains_outer_reference() && !aggregate.input.all_out_ref_exprs().is_empty();
+        if !is_plain || !is_tied || !has_ties(&aggregate.input)? {
+            return Ok(None);
+        }
+        // What does not depend on the aggregate, or on more than that, has no value of no rows in DataFusion.
+        for expr in std::iter::once(column).chain(having) {
+            if !expr.any_column_refs() || expr.contains_outer() || expr.is_volatile() || has_subquery(expr)? {
+                return Ok(None);
+            }
+        }
+        let of_row = |expr: &Expr| -> DfResult<Expr> {
+            let column = expr.clone().unalias().alias(VALUE);
+            let plan = LogicalPlanBuilder::from(input.as_ref().clone()).project([column])?.build()?;
+            let outer_ref_columns = plan.all_out_ref_exprs();
+            Ok(Expr::ScalarSubquery(Subquery { subquery: Arc::new(plan), outer_ref_columns, spans: Spans::new() }))
+        };
+        let is_there = having.map(|having| of_row(having).map(|is| Expr::IsTrue(Box::new(is)))).transpose()?;
+        Ok(Some(Self { value: of_row(column)?, is_there }))
+    }
+}
+
+/// Whether what ties rows to the row around is in conditions that can be taken out from under an aggregate over these: each that a column
+/// is equal to something, without a cast that makes one value of two.
+fn has_ties(plan: &LogicalPlan) -> DfResult<bool> {
+    if plan.all_out_ref_exprs().is_empty() {
+        return Ok(true);
+    }
+    match plan {
+        LogicalPlan::Filter(filter) => {
+            let schema = filter.input.schema();
+            let ties = split_conjunction(&filter.predicate);
+            let ties = ties.into_iter().filter(|one| one.contains_outer()).all(|one| is_tie(one, schema));
+            Ok(ties && has_ties(&filter.input)?)
+        }
+        LogicalPlan::Projection(_) | LogicalPlan::SubqueryAlias(_) | LogicalPlan::Join(_) => {
+            let is_inner = !matches!(plan, LogicalPlan::Join(join) if join.join_type != JoinType::Inner);
+            let mut ties = is_inner && !plan.contains_outer_reference();
+            for input in plan.inputs() {
+                ties = ties && has_ties(input)?;
+            }
+            Ok(ties)
+        }
+        _ => Ok(false),
+    }
+}
+
+fn is_tie(condition: &Expr, schema: &DFSchema) -> bool {
+    let Expr::BinaryExpr(BinaryExpr { left, op: Operator::Eq, right }) = condition else { return false };
+    let (column, other) = match (left.as_ref(), right.as_ref()) {
+        (column @ Expr::Column(_), other) | (other, column @ Expr::Column(_)) => (column, other),
+        _ => return false,
+    };
+    match (column.get_type(schema), other.get_type(schema)) {
+        (Ok(of), Ok(beside)) => !other.any_column_refs() && stays_apart(&of, &beside),
+        _ => false,
+    }
+}
+
+/// Whether two values of the first type stay two where they are compared with one of the second.
+fn stays_apart(of: &DataType, beside: &DataType) -> bool {
+    let is_text = |of: &DataType| matches!(of, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
+    let is_exact = |of: &DataType| of.is_integer() || of.is_decimal();
+    of == beside
+        || (is_exact(of) && is_exact(beside))
+        || (of.is_floating() && beside.is_floating())
+        || (is_text(of) && is_text(beside))
 }
 
 /// ANY and ALL that are IN and NOT IN, which are found by a join.
@@ -394,8 +520,11 @@ fn check_rows(subquery: &Subquery, exists: bool) -> DfResult<()> {
     if subquery.outer_ref_columns.is_empty() {
         return Ok(());
     }
+    const BY_EQUALITY: &str = "compare with the subquery by = instead of IN, or join with it";
+    const BY_JOIN: &str = "let a column = a value of its type be what ties it to the row, or join with it";
     let mut found = None;
     subquery.subquery.apply(|plan| {
+        let mut instead = BY_EQUALITY;
         let correlated = |plan: &LogicalPlan| !plan.all_out_ref_exprs().is_empty();
         let words = match plan {
             LogicalPlan::Limit(limit) => {
@@ -411,23 +540,23 @@ fn check_rows(subquery: &Subquery, exists: bool) -> DfResult<()> {
                 if aggregate.group_expr.is_empty()
                     || aggregate.group_expr.iter().any(|by| matches!(by, Expr::GroupingSet(_))) =>
             {
+                instead = BY_JOIN;
                 "an aggregate without GROUP BY, or with GROUPING SETS"
             }
             LogicalPlan::Distinct(Distinct::On(_)) => "DISTINCT ON",
             _ => return Ok(TreeNodeRecursion::Continue),
         };
         if plan.inputs().into_iter().any(correlated) {
-            found = Some(words);
+            found = Some((words, instead));
             return Ok(TreeNodeRecursion::Stop);
         }
         Ok(TreeNodeRecursion::Continue)
     })?;
     match found {
         None => Ok(()),
-        Some(words) => Err(refused(
-            &format!("IN, EXISTS, ANY or ALL of a correlated subquery with {words}"),
-            "compare with the subquery by = instead of IN, or join with it",
-        )),
+        Some((words, instead)) => {
+            Err(refused(&format!("IN, EXISTS, ANY or ALL of a correlated subquery with {words}"), instead))
+        }
     }
 }
 

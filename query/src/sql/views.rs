@@ -15,8 +15,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
+use arrow::array::{ArrayRef, RecordBatch, StringArray};
 use datafusion::common::{Column, DFSchema, TableReference};
-use datafusion::datasource::ViewTable;
+use datafusion::datasource::{MemTable, ViewTable};
 use datafusion::logical_expr::{EmptyRelation, Expr, LogicalPlan, LogicalPlanBuilder};
 use datafusion::sql::parser::Statement as Parsed;
 use datafusion::sql::sqlparser::ast::{Ident, ObjectName, ObjectNamePart};
@@ -37,6 +38,8 @@ use super::planning::{check_reads_only, check_size};
 use super::statement::{self, Action, Command, normalize, refused};
 use super::{CATALOG, DEFAULT_SCHEMA, Engine, alter, computing, files, values};
 use crate::error::{Error, Kind, Position, Result};
+use crate::scan::listing::Listing;
+use crate::scan::spelled;
 use crate::table::view::{self, Definition};
 use crate::table::{Tables, catalog_error, ensure_namespace, types};
 
@@ -306,8 +309,8 @@ pub fn plan(statement: ViewStatement, query: Option<(&LogicalPlan, &HashSet<Tabl
     let sql = match columns.is_empty() {
         true => sql,
         false => {
-            let names: Vec<String> = columns.iter().map(|(name, _)| quoted(name)).collect();
-            format!("SELECT * FROM (\n{sql}\n) AS named_columns ({})", names.join(", "))
+            let (before, behind) = around_named(columns.iter().map(|(name, _)| name.as_str()));
+            format!("{before}{sql}{behind}")
         }
     };
     let definition =
@@ -322,6 +325,12 @@ pub fn plan(statement: ViewStatement, query: Option<(&LogicalPlan, &HashSet<Tabl
     Ok(ViewChange::Define { ident, create, definition: Box::new(definition), properties })
 }
 
+/// What stands around a query whose columns are named.
+fn around_named<'a>(columns: impl Iterator<Item = &'a str>) -> (&'static str, String) {
+    let names: Vec<String> = columns.map(quoted).collect();
+    ("SELECT * FROM (\n", format!("\n) AS named_columns ({})", names.join(", ")))
+}
+
 fn quoted(name: &str) -> String {
     ObjectName(vec![ObjectNamePart::Identifier(Ident::with_quote('"', name))]).to_string()
 }
@@ -332,6 +341,62 @@ fn commented(schema: &Schema, columns: &[(String, Option<String>)]) -> Result<Sc
         Arc::new(NestedField { doc, ..field.as_ref().clone() })
     });
     Ok(Schema::builder().with_fields(fields).build()?)
+}
+
+/// The statement that makes such a view.
+///
+/// # Errors
+/// `NotSupported`: no statement can make one, as its query is in another dialect only, or looks for names in a schema of its own.
+fn create_statement(ident: &TableIdent, metadata: &ViewMetadata) -> Result<String> {
+    let kept = view::query(ident, metadata)?;
+    let within = metadata.current_version().default_namespace().to_string();
+    if within != DEFAULT_SCHEMA {
+        return Err(Error::not_supported(format!(
+            "no statement makes a view such as {ident}: names without a schema are looked for in {within} in it; its query is: {kept}"
+        )));
+    }
+    let columns = metadata.current_schema().as_struct().fields();
+    let (before, behind) = around_named(columns.iter().map(|column| column.name.as_str()));
+    let named = kept.strip_prefix(before).and_then(|rest| rest.strip_suffix(behind.as_str()));
+    let (namespace, name) = (spelled::name(&ident.namespace.to_string()), spelled::name(&ident.name));
+    let mut text = format!("CREATE VIEW {namespace}.{name}");
+    // Only with their names have columns comments.
+    if named.is_some() || columns.iter().any(|column| column.doc.is_some()) {
+        let columns = columns.iter().map(|column| {
+            let comment = column.doc.as_ref().map(|doc| format!(" COMMENT {}", spelled::quoted(doc)));
+            format!("  {}{}", spelled::name(&column.name), comment.unwrap_or_default())
+        });
+        text.push_str(&format!(" (\n{}\n)", columns.collect::<Vec<_>>().join(",\n")));
+    }
+    let mut properties: BTreeMap<&String, &String> = metadata.properties().iter().collect();
+    if let Some(comment) = properties.remove(&alter::COMMENT.to_owned()) {
+        text.push_str(&format!("\nCOMMENT {}", spelled::quoted(comment)));
+    }
+    if !properties.is_empty() {
+        let each =
+            properties.iter().map(|(key, value)| format!("{} = {}", spelled::quoted(key), spelled::quoted(value)));
+        text.push_str(&format!("\nTBLPROPERTIES ({})", each.collect::<Vec<_>>().join(", ")));
+    }
+    text.push_str(&format!("\nAS {}", named.unwrap_or(kept)));
+    Ok(text)
+}
+
+/// What SHOW CREATE VIEW shows, as a table, and the version that it is of. `None`: there is no such view.
+///
+/// # Errors
+/// The metadata's; `NotSupported`: no statement can make such a view.
+pub async fn told(
+    tables: &Tables,
+    ident: &TableIdent,
+    deadline: Instant,
+) -> Result<Option<(Versioned<TablePointer>, MemTable)>> {
+    let Some(pointer) = tables.load_view(ident, deadline).await? else { return Ok(None) };
+    let metadata = tables.cache.view(&pointer.value.metadata_location).await?;
+    let statement: ArrayRef = Arc::new(StringArray::from(vec![create_statement(ident, &metadata)?]));
+    let schema = Listing::CreateView.schema();
+    let rows = RecordBatch::try_new(schema.clone(), vec![statement])
+        .map_err(|e| Error::internal(format!("telling how view {ident} is made: {e}")))?;
+    Ok(Some((pointer, MemTable::try_new(schema, vec![vec![rows]])?)))
 }
 
 /// Makes the change.
@@ -614,5 +679,42 @@ mod tests {
         {
             assert!(take(sql).is_err(), "{sql}");
         }
+    }
+
+    #[test]
+    fn a_view_is_told_as_the_statement_that_makes_it() {
+        let ident = ident(&TableReference::partial("s", "V")).unwrap();
+        let told = |sql: &str, namespace: &str, doc: Option<&str>| {
+            let metadata = serde_json::json!({
+                "view-uuid": "0197f5e2-5bd5-7c3f-9a0e-6d1c6c0f0001", "format-version": 1, "location": "memory:/v",
+                "current-version-id": 1, "version-log": [{"timestamp-ms": 1, "version-id": 1}],
+                "versions": [{
+                    "version-id": 1, "schema-id": 0, "timestamp-ms": 1, "summary": {}, "default-namespace": [namespace],
+                    "representations": [{"type": "sql", "sql": sql, "dialect": view::DIALECT}],
+                }],
+                "schemas": [{"type": "struct", "schema-id": 0, "fields": [
+                    {"id": 1, "name": "a", "required": false, "type": "long", "doc": doc},
+                    {"id": 2, "name": "B", "required": false, "type": "string"},
+                ]}],
+                "properties": {"owner": "me", "comment": "it's"},
+            });
+            let metadata: ViewMetadata = serde_json::from_value(metadata).unwrap();
+            create_statement(&ident, &metadata)
+        };
+        let plain = told("SELECT a, \"B\" FROM t", DEFAULT_SCHEMA, None).unwrap();
+        assert_eq!(
+            plain,
+            "CREATE VIEW s.\"V\"\nCOMMENT 'it''s'\nTBLPROPERTIES ('owner' = 'me')\nAS SELECT a, \"B\" FROM t"
+        );
+        // What CREATE VIEW keeps of named columns is the query again.
+        let (before, behind) = around_named(["a", "B"].into_iter());
+        let named = told(&format!("{before}SELECT 1, 'x'{behind}"), DEFAULT_SCHEMA, Some("first")).unwrap();
+        let (statement, _) = take(&named).unwrap().unwrap();
+        let ViewStatement::Create(create) = statement else { panic!("{statement:?}") };
+        assert_eq!(create.columns, [("a".to_owned(), Some("first".to_owned())), ("B".to_owned(), None)]);
+        assert_eq!((create.sql.as_str(), create.properties["comment"].as_str()), ("SELECT 1, 'x'", "it's"));
+        let error = told("SELECT a, b FROM t", "elsewhere", None).unwrap_err();
+        assert_eq!(error.kind, Kind::NotSupported);
+        assert!(error.message.contains("elsewhere"), "{error}");
     }
 }

@@ -353,6 +353,7 @@ mod tests {
             ("SHOW SCHEMAS", Command::Select),
             ("SHOW DROPPED TABLES;", Command::Select),
             ("SHOW CREATE TABLE s.t", Command::Select),
+            ("SHOW CREATE VIEW s.v", Command::Select),
             ("SHOW TBLPROPERTIES \"T\"", Command::Select),
             ("DESCRIBE t", Command::Select),
             ("INSERT INTO t VALUES (1)", Command::Insert),

@@ -86,6 +86,10 @@ pub(super) fn as_query(statement: &Parsed) -> Result<Option<String>> {
             let table = obj_name.0.iter().filter_map(ObjectNamePart::as_ident);
             of_metadata("create_statement", table, "create", "SHOW CREATE TABLE").map(Some)
         }
+        Statement::ShowCreate { obj_type: ShowCreateObject::View, obj_name } => {
+            let view = obj_name.0.iter().filter_map(ObjectNamePart::as_ident);
+            of_metadata("create_statement", view, "create_view", "SHOW CREATE VIEW").map(Some)
+        }
         // The parser takes it for the name of a setting.
         Statement::ShowVariable { variable }
             if variable.first().is_some_and(|first| normalize(first) == "tblproperties") =>
@@ -101,7 +105,7 @@ pub(super) fn as_query(statement: &Parsed) -> Result<Option<String>> {
     }
 }
 
-/// Where the statement names the table that its query ([`as_query`]) reads, if it does.
+/// Where the statement names the table or view that its query ([`as_query`]) reads, if it does.
 pub(super) fn place_of_table(statement: &Parsed) -> Span {
     let Parsed::Statement(statement) = statement else { return Span::empty() };
     let table = match statement.as_ref() {
@@ -125,7 +129,7 @@ pub(super) fn put_at(query: &mut Parsed, place: Span) {
     });
 }
 
-/// A query of what the metadata says of a table.
+/// A query of what the metadata says of a table or a view.
 fn of_metadata<'a>(
     columns: &str,
     table: impl IntoIterator<Item = &'a Ident>,
@@ -138,7 +142,7 @@ fn of_metadata<'a>(
             let within: String = within.iter().map(|part| format!("\"{part}\".")).collect();
             Ok(format!("SELECT {columns} FROM {within}\"{table}${listing}\" ORDER BY 1"))
         }
-        _ => Err(Error::invalid(format!("{statement} names one table"))),
+        _ => Err(Error::invalid(format!("{statement} takes one name"))),
     }
 }
 
