@@ -10,6 +10,7 @@
 //! /lake/view/<namespace>/<view>        as a table's, of a view
 //! /lake/turn/<table uuid>              who is next to swap that pointer, while somebody has claimed it
 //! /lake/op/<domain>/<id>               what became of an operation that its caller may ask for again
+//! /lake/op/kept/<domain>               for how long a domain's outcomes have been kept at least (`kept`)
 //! /lake/append/<table uuid>/<id>       an append that is handed over ([`appends`])
 //! ```
 //! Levels of a nested namespace join with U+001F, which no name may hold. A pointer never holds file lists or
@@ -29,10 +30,11 @@
 //! In reading order: `names` (what keys are made of), `pointers` (what they hold, and reading it), `namespaces`, `structure`
 //! (creating, renaming and dropping tables and views), `registering` (metadata that is there, and that a table has
 //! one name), `swaps` (commits, and the turns that make them fair), `operations` (what is
-//! done once), [`appends`], [`one_key`], `error`.
+//! done once), `kept` (when its outcome may go), [`appends`], [`one_key`], `error`.
 
 pub mod appends;
 mod error;
+mod kept;
 mod names;
 mod namespaces;
 pub mod one_key;
@@ -51,6 +53,7 @@ use std::time::Instant;
 use lake_proto::kv::{Compare, Condition, KeyValue, Revision, Txn, TxnResult};
 
 pub use self::error::CatalogError;
+pub use self::kept::Keeping;
 pub(crate) use self::names::named_key;
 #[cfg(feature = "cache")]
 pub(crate) use self::names::{NAMESPACES, TABLES};

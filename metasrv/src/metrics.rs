@@ -185,7 +185,11 @@ fn counts(figures: &Figures, member: &Member) -> Result<()> {
         Counter::new("scopes_acquired_seconds_total", "Time that the transactions took which acquired them")?;
     acquiring.inc_by(Duration::from_micros(c.scopes_acquired_micros.get()).as_secs_f64());
     figures.registry.register(Box::new(acquiring))?;
-    figures.counter("scopes_taken_total", "Scopes taken from holders that fell silent", c.scopes_taken.get())?;
+    figures.counter(
+        "scopes_taken_total",
+        "Scopes that this peer took from holders that fell silent, as the leader, whether or not anybody acquires them then",
+        c.scopes_taken.get(),
+    )?;
     figures.counter(
         "scopes_contended_total",
         "Transactions that found another's scope in the way",

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use arrow_flight::flight_service_server::FlightServiceServer;
 use lake_client::cache::CacheConfig;
+use lake_client::catalog::appends;
 use lake_client::metadata::Metadata;
 use lake_client::remote::RemoteStore;
 use lake_client::remote::node::NodeKeeper;
@@ -308,7 +309,9 @@ async fn bind(field: &str, wanted: SocketAddr) -> Result<(TcpListener, SocketAdd
 
 /// What has to be looked after from time to time, until it is dropped.
 async fn chores(tables: Arc<Tables>, transactions: Arc<Transactions>) -> Infallible {
-    let outcomes = outcomes::sweep(&tables.writer, &[once::DOMAIN, once::TICKETS, TRANSACTIONS], outcomes::LIFETIME);
+    // Those of appends go once they are read, unless their nodes are gone.
+    let domains = [once::DOMAIN, once::TICKETS, TRANSACTIONS, appends::DOMAIN];
+    let outcomes = outcomes::sweep(&tables.writer, &domains, outcomes::LIFETIME);
     tokio::select! {
         never = transactions.watch() => never,
         never = outcomes => never,

@@ -1,20 +1,25 @@
 //! What is kept in the metadata of operations that a client may ask for again: what they have in common, whether they came
 //! by REST ([`crate::rest::once`]) or as SQL ([`crate::sql::once`]). Semantics, section 4.
 //!
-//! An outcome is a JSON object in which `at_ms` says when it was left. It is kept for at least [`LIFETIME`], and forgotten by a
-//! node that has seen it for twice that ([`FirstSeen`]): what the clocks of nodes show plays no part.
+//! An outcome is a JSON object in which `at_ms` says when it was left. It is kept for twice the [`LIFETIME`] at least, by a count of
+//! time that nodes take over from each other ([`Keeping`]), and goes within four times that and what is not counted: the time in
+//! which no node lives for about ten minutes. Where revisions are not the store's, a node forgets what it has seen itself for twice
+//! the lifetime ([`FirstSeen`]). What the clocks of nodes show plays no part.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use lake_client::catalog::Keeping;
 use lake_client::metadata::MetadataWriter;
 
 /// How long a client may ask for an operation again.
 pub const LIFETIME: Duration = Duration::from_secs(60 * 60);
 /// From one look for outcomes that have been kept long enough to the next.
 const SWEEP_EVERY: Duration = Duration::from_secs(10 * 60);
+/// From the start to the first.
+const FIRST_SWEEP: Duration = Duration::from_secs(60);
 /// How long one may take.
 const SWEEP_WITHIN: Duration = Duration::from_secs(60);
 /// Most outcomes of which a node remembers since when it has seen them; others have their time from a later look on.
@@ -59,18 +64,25 @@ impl FirstSeen {
     }
 }
 
-/// Forgets outcomes of these domains that this node has seen for twice `lifetime`, until it is dropped.
+/// Forgets outcomes of these domains that were kept for twice `lifetime`, until it is dropped.
 pub async fn sweep(writer: &MetadataWriter, domains: &[&str], lifetime: Duration) -> Infallible {
     // Nodes that were started together do not look together.
-    let mut pause = SWEEP_EVERY.mul_f64(rand::random_range(0.1..1.0));
-    let seen: Vec<FirstSeen> = domains.iter().map(|_| FirstSeen::default()).collect();
+    let mut pause = FIRST_SWEEP.mul_f64(rand::random_range(0.1..1.0));
+    let mut kept: Vec<_> = domains.iter().map(|domain| (*domain, Keeping::new(domain), FirstSeen::default())).collect();
+    let counts = writer.capabilities().consistent_listing;
     loop {
         tokio::time::sleep(pause).await;
         pause = SWEEP_EVERY;
-        for (domain, seen) in domains.iter().zip(&seen) {
-            seen.begin_look();
-            let old = |kept: &[u8]| seen.is_older(kept, lifetime * 2);
-            match writer.forget_outcomes(domain, old, Instant::now() + SWEEP_WITHIN).await {
+        for (domain, keeping, seen) in &mut kept {
+            let domain: &str = domain;
+            let by = Instant::now() + SWEEP_WITHIN;
+            let forgotten = if counts {
+                writer.forget_kept(keeping, lifetime * 2, by).await
+            } else {
+                seen.begin_look();
+                writer.forget_outcomes(domain, |kept| seen.is_older(kept, lifetime * 2), by).await
+            };
+            match forgotten {
                 Ok(0) => {}
                 Ok(forgotten) => tracing::debug!(domain, forgotten, "outcomes were kept long enough"),
                 Err(error) => tracing::debug!(domain, %error, "outcomes could not be looked through"),

@@ -8,6 +8,7 @@ use datafusion::datasource::MemTable;
 use datafusion::prelude::SessionContext;
 use lake_chaos::{ProcessName, manifest, probe};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tpchgen::generators::{CustomerGenerator, LineItemGenerator, OrderGenerator};
 use tpchgen_arrow::{CustomerArrow, LineItemArrow, OrderArrow};
@@ -217,13 +218,17 @@ async fn formats_are_for_people_and_for_programs() {
 async fn tools_find_a_cluster_by_its_directory_or_by_its_addresses() {
     let _alone = crate::common::alone().await;
     let scratch = Scratch::new();
-    let mut up = Serving::start(&scratch.path("lake-data"), &["up", "--sample", "tpch:0.001"]).await;
+    let mut up = Serving::start(&scratch.path("lake-data"), &["up", "--peers", "5", "--sample", "tpch:0.001"]).await;
     // In the directory where ./lake-data is.
     let here = lake(&scratch.path(""), &["sql", "-c", "SELECT 41 + 1", "--format", "csv"]).await;
     assert_eq!((here.code, here.out.lines().last()), (Some(0), Some("42")), "{here:?}");
     let status = lake(&scratch.path(""), &["meta", "status"]).await;
     assert_eq!(status.code, Some(0), "{status:?}");
     assert!(status.out.contains("leader") && status.out.contains("follower"), "{status:?}");
+    let members = lake(&scratch.path(""), &["meta", "members", "list", "--format", "json"]).await;
+    let members: Value = serde_json::from_str(&members.out).unwrap_or_else(|e| panic!("{e}: {members:?}"));
+    let voting = members["members"].as_array().unwrap().iter().filter(|member| member["role"] != "learner");
+    assert_eq!(voting.count(), 5, "{members}");
     // Elsewhere, by address.
     std::fs::create_dir(scratch.path("elsewhere")).unwrap();
     let there = scratch.path("elsewhere");

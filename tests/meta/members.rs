@@ -59,6 +59,20 @@ async fn peers_join_vote_and_are_removed_and_the_leadership_moves() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn five_peers_are_founded_as_one_cluster_that_bears_the_loss_of_two() {
+    let mut peers = Peers::founded(5).await;
+    assert_eq!(voters(&listed(&peers).await), [1, 2, 3, 4, 5]);
+    let again = peers.meta(&["init"]).await;
+    assert!(again.code == Some(0) && again.text().contains("was founded before, of the same peers"), "{again:?}");
+    let leader = peers.leader().await;
+    let other = if leader == 1 { 2 } else { 1 };
+    peers.kill(leader);
+    peers.kill(other);
+    peers.done(&["put", "/kv/a", "1"]).await;
+    assert_eq!(peers.done(&["get", "/kv/a"]).await["entries"][0]["value"], "1");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_peer_that_is_gone_for_good_is_replaced() {
     let mut peers = Peers::founded(3).await;
     peers.done(&["put", "/kv/a", "1"]).await;

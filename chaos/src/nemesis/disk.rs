@@ -263,11 +263,23 @@ fn free_bytes(dir: &Path) -> rustix::io::Result<u64> {
 pub struct SlowSync {
     target: Option<Target>,
     slow: Vec<u64>,
+    /// Who led when it began.
+    led: Option<u64>,
 }
 
 impl SlowSync {
     pub fn new(target: Option<Target>) -> Self {
-        Self { target, slow: Vec::new() }
+        Self { target, slow: Vec::new(), led: None }
+    }
+}
+
+/// What has become of the lead of one whose disk was slow: a leader gives it up after two seconds.
+fn lead_of(slow: &[u64], led: Option<u64>, leads: Option<u64>) -> String {
+    match (led.filter(|led| slow.contains(led)), leads) {
+        (None, _) => String::new(),
+        (Some(led), Some(leads)) if led == leads => format!("; peer {led} leads still"),
+        (Some(led), Some(leads)) => format!("; peer {led} led, and peer {leads} does now"),
+        (Some(led), None) => format!("; peer {led} led, and nobody does now"),
     }
 }
 
@@ -289,6 +301,7 @@ impl Nemesis for SlowSync {
             Ok(claimed) => claimed,
             Err(why) => return Done::failed("nobody", why),
         };
+        self.led = field.leader().await;
         let mut slowed = Vec::new();
         for id in &self.slow {
             let millis = if rng.random_bool(0.25) { rng.random_range(2_000..3_000) } else { rng.random_range(20..400) };
@@ -315,11 +328,12 @@ impl Nemesis for SlowSync {
         if slow.is_empty() {
             return Done::skipped("nobody", "no disk was slow");
         }
+        let leads = field.leader().await;
         for id in &slow {
             field.disks.with(*id, |disk| disk.slow_down(Duration::ZERO));
         }
         field.release(&slow);
-        Done::installed(named(&slow), "as quick as before")
+        Done::installed(named(&slow), format!("as quick as before{}", lead_of(&slow, self.led, leads)))
     }
 }
 
@@ -392,6 +406,14 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + '
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn it_is_told_whether_a_leader_with_a_slow_disk_has_lost_the_lead() {
+        assert_eq!(lead_of(&[1, 2], Some(3), Some(1)), "");
+        assert_eq!(lead_of(&[2], Some(2), Some(2)), "; peer 2 leads still");
+        assert_eq!(lead_of(&[2], Some(2), Some(3)), "; peer 2 led, and peer 3 does now");
+        assert_eq!(lead_of(&[2], Some(2), None), "; peer 2 led, and nobody does now");
+    }
 
     #[test]
     fn a_disk_is_full_once_less_is_left_than_its_peer_keeps() {

@@ -1,7 +1,8 @@
 //! Operations whose outcome is kept, so that asking for them again changes nothing (semantics, section 4).
 //!
 //! An outcome is left in the transaction that makes the operation's change, which demands that there is none. Whoever asks
-//! again finds it, and nothing is changed. Outcomes stay until they are forgotten: by whoever knows that nobody asks any more.
+//! again finds it, and nothing is changed. Outcomes stay until they are forgotten: by whoever knows that nobody asks any more,
+//! or once they were kept for long ([`super::kept`]).
 //!
 //! What is left may also be a procedure ([`crate::procedures`]), which begins or changes with the change that it is a part of.
 
@@ -52,11 +53,16 @@ impl Operation {
     }
 }
 
+/// What the keys of a domain's outcomes begin with.
+pub(super) fn operations_of(domain: &str) -> String {
+    format!("{OPERATIONS}{domain}/")
+}
+
 /// The key of an operation's outcome.
 pub(super) fn operation_key(domain: &str, id: &str) -> Result<String> {
     validate_name(domain)?;
     validate_name(id)?;
-    Ok(format!("{OPERATIONS}{domain}/{id}"))
+    Ok(operations_of(domain) + id)
 }
 
 impl Catalog {
@@ -94,8 +100,7 @@ impl Catalog {
     /// # Errors
     /// The store's.
     pub async fn forget_outcomes(&self, domain: &str, old: impl Fn(&[u8]) -> bool, deadline: Instant) -> Result<usize> {
-        let prefix = format!("{OPERATIONS}{domain}/");
-        let kept = self.store.list_all(&prefix, ReadOptions::default(), deadline).await?;
+        let kept = self.store.list_all(&operations_of(domain), ReadOptions::default(), deadline).await?;
         let old: Vec<_> = kept.value.into_iter().filter(|e| old(&e.value)).map(|e| (e.key, e.mod_revision)).collect();
         self.forget(&old, deadline).await?;
         Ok(old.len())

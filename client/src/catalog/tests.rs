@@ -5,12 +5,14 @@ mod doubts;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bytes::Bytes;
 use lake_proto::kv::{Expected, Txn};
 use uuid::Uuid;
 
 use super::*;
+use crate::clock;
 use crate::faulty::{FaultyStore, soon};
 use crate::store::{Applied, MetaStore, ReadOptions};
 
@@ -340,6 +342,53 @@ async fn an_operation_is_done_once() {
     assert_eq!(catalog.forget_outcomes("test", |kept| kept.ends_with(b"3"), soon()).await.unwrap(), 1);
     assert_eq!(catalog.outcome("test", "3", soon()).await.unwrap(), None);
     assert!(catalog.outcome("test", "1", soon()).await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn outcomes_go_when_they_were_kept_for_long_though_no_process_lives_for_long() {
+    const LEAST: Duration = Duration::from_secs(7200);
+    const MARK: &str = "/lake/op/kept/test";
+    let (store, catalog, _, _) = setup();
+    let look = async |keeping: &mut Keeping| {
+        tokio::time::advance(LEAST / 48).await;
+        catalog.forget_kept(keeping, LEAST, soon()).await.unwrap()
+    };
+    let leave = async |id: &str| {
+        let operation = Operation::new("test", id, "outcome").unwrap();
+        catalog.leave_outcome(&operation, soon()).await.unwrap();
+        clock::now()
+    };
+    let is_kept = async |id: &str| catalog.outcome("test", id, soon()).await.unwrap().is_some();
+    let mark = async || store.get(MARK, ReadOptions::default(), soon()).await.unwrap().value;
+
+    assert_eq!(look(&mut Keeping::new("test")).await, 0);
+    assert_eq!(mark().await, None, "there is nothing to look after");
+    let old = leave("old").await;
+    // A mark from another store, where that revision was long ago.
+    let since = store.get("/lake/op/test/old", ReadOptions::default(), soon()).await.unwrap().revision;
+    let copied = format!(r#"{{"version":7,"since":{since},"passed_ms":100000000}}"#);
+    store.cas(MARK, None, copied.into(), soon()).await.unwrap();
+    let mut first = Keeping::new("test");
+    assert_eq!((look(&mut first).await, look(&mut first).await), (0, 0));
+    leave("young").await;
+
+    // Two at a time look after them, and neither for longer than it takes to look twice.
+    let (mut looks, mut forgotten) = (0, Vec::new());
+    while forgotten.len() < 2 {
+        let mut both = [Keeping::new("test"), Keeping::new("test")];
+        for _ in 0..2 {
+            for keeping in &mut both {
+                if look(keeping).await > 0 {
+                    forgotten.push(clock::now());
+                    assert!(!is_kept("old").await && is_kept("young").await == (forgotten.len() == 1));
+                }
+            }
+        }
+        looks += 1;
+        assert!(looks < 200, "something stays: {forgotten:?}, {:?}", mark().await);
+    }
+    assert!(forgotten[0] - old >= LEAST && forgotten[1] - forgotten[0] >= LEAST);
+    assert_eq!(mark().await, None, "nothing is left to look after");
 }
 
 #[tokio::test]

@@ -13,12 +13,12 @@ use super::{Metadata, Result};
 use crate::backoff::Backoff;
 use crate::catalog::appends::{Handed, Outcome, Settling};
 use crate::catalog::{
-    Catalog, CatalogError, MAX_RACES, Namespace, Operation, TableChange, TableIdent, TablePointer, Versioned,
+    Catalog, CatalogError, Keeping, MAX_RACES, Namespace, Operation, TableChange, TableIdent, TablePointer, Versioned,
 };
 use crate::clock;
 use crate::procedures::drop_namespace::{DROP, RESTORE};
 use crate::procedures::{Procedure, State, calls};
-use crate::store::{Applied, Lease};
+use crate::store::{Applied, Capabilities, Lease};
 
 /// How long another's claim on the next turn is waited for, before it counts as left behind.
 pub(super) const TURN_LIMIT: Duration = Duration::from_secs(1);
@@ -95,6 +95,19 @@ impl MetadataWriter {
     /// Its.
     pub async fn forget_outcomes(&self, domain: &str, old: impl Fn(&[u8]) -> bool, deadline: Instant) -> Result<usize> {
         self.catalog().forget_outcomes(domain, old, deadline).await
+    }
+
+    /// [`Catalog::forget_kept`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn forget_kept(&self, keeping: &mut Keeping, least: Duration, deadline: Instant) -> Result<usize> {
+        self.catalog().forget_kept(keeping, least, deadline).await
+    }
+
+    /// What the store can do.
+    pub fn capabilities(&self) -> Capabilities {
+        self.metadata.capabilities()
     }
 
     /// [`Catalog::hands_over`].

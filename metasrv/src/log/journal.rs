@@ -77,6 +77,7 @@ pub struct Journal {
     buffer: Vec<u8>,
     /// For the test of power cuts: see [`super::SkipSync`].
     pub(super) skip_sync: bool,
+    pub(super) failing: super::Failing,
 }
 
 impl Journal {
@@ -128,6 +129,7 @@ impl Journal {
             used: contents.used,
             buffer: Vec::new(),
             skip_sync: false,
+            failing: super::Failing::default(),
         };
         Ok((this, contents.frames))
     }
@@ -170,6 +172,7 @@ impl Journal {
             self.file.write_all_at(&self.buffer, half + at).map_err(context)?;
         }
         if !self.skip_sync {
+            self.failing.hold_sync();
             self.file.sync_data().map_err(context)?;
         }
         self.used += skipped + bytes;

@@ -91,19 +91,34 @@ pub struct LogOptions {
     pub failing: Failing,
 }
 
-/// Has writes that are final fail once they are done, as a disk does that loses what it took.
+/// Has writes that are final fail once they are done, as a disk does that loses what it took, and syncs of the journal hang.
 #[doc(hidden)]
 #[derive(Debug, Clone, Default)]
-pub struct Failing(Arc<AtomicBool>);
+pub struct Failing {
+    fails: Arc<AtomicBool>,
+    hangs: Arc<AtomicBool>,
+}
 
 impl Failing {
-    /// From now on, or from now on no more.
+    /// From now on writes fail, or from now on no more.
     pub fn set(&self, failing: bool) {
-        self.0.store(failing, Ordering::SeqCst);
+        self.fails.store(failing, Ordering::SeqCst);
+    }
+
+    /// From now on syncs do not return, or those that did not do from now on.
+    pub fn hang(&self, hanging: bool) {
+        self.hangs.store(hanging, Ordering::SeqCst);
     }
 
     fn check(&self) -> io::Result<()> {
-        if self.0.load(Ordering::SeqCst) { Err(io::Error::other("the disk was told to fail")) } else { Ok(()) }
+        if self.fails.load(Ordering::SeqCst) { Err(io::Error::other("the disk was told to fail")) } else { Ok(()) }
+    }
+
+    /// Called where a sync is: blocks for as long as that hangs.
+    fn hold_sync(&self) {
+        while self.hangs.load(Ordering::SeqCst) {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
     }
 }
 
@@ -153,6 +168,7 @@ struct Inner {
     room: Arc<Semaphore>,
     writer: Mutex<Option<Running>>,
     latencies: LogLatencies,
+    failing: Failing,
 }
 
 /// What writes.
@@ -333,6 +349,7 @@ impl Log {
         entries.skip_sync = options.skip_sync.entries;
         let (mut journal, last) = open_journal(&options, &mut mark, &entries, last)?;
         journal.skip_sync = options.skip_sync.journal;
+        journal.failing = options.failing.clone();
         let dir = options.dir.clone();
         let last = last.map(|(term, index)| log_id(term, index));
         Self::start(options, mark, entries, journal, last).map_err(|source| OpenError::Io { dir, source })
@@ -362,13 +379,14 @@ impl Log {
             busy_since: Mutex::new(None),
             stop: AtomicBool::new(false),
         });
-        let dir = options.dir.clone();
+        let (dir, failing) = (options.dir.clone(), options.failing.clone());
         let latencies = LogLatencies::new().map_err(io::Error::other)?;
         let files = Files { mark, journal, entries };
         let writer = Writer::new(options, files, shared.clone(), receiver, last, latencies.clone());
         let thread = std::thread::Builder::new().name("lake-log".into()).spawn(move || writer.run())?;
         let writer = Mutex::new(Some(Running::Thread(thread)));
-        Ok(Self { inner: Arc::new(Inner { dir, shared, cut_off, requests, room: queue_room(), writer, latencies }) })
+        let room = queue_room();
+        Ok(Self { inner: Arc::new(Inner { dir, shared, cut_off, requests, room, writer, latencies, failing }) })
     }
 
     /// A log in memory, on a disk that outlives it. Its writer is a task of the current runtime.
@@ -388,7 +406,16 @@ impl Log {
         let task = tokio::spawn(memory::write(disk.clone(), shared.clone(), receiver));
         let (dir, writer) = (PathBuf::from("memory"), Mutex::new(Some(Running::Task(task))));
         Ok(Self {
-            inner: Arc::new(Inner { dir, shared, cut_off: None, requests, room: queue_room(), writer, latencies }),
+            inner: Arc::new(Inner {
+                dir,
+                shared,
+                cut_off: None,
+                requests,
+                room: queue_room(),
+                writer,
+                latencies,
+                failing: Failing::default(),
+            }),
         })
     }
 
@@ -406,6 +433,12 @@ impl Log {
     /// given those entries anew.
     pub fn cut_off(&self) -> Option<&str> {
         self.inner.cut_off.as_deref()
+    }
+
+    /// A seam for tests.
+    #[doc(hidden)]
+    pub fn failing(&self) -> &Failing {
+        &self.inner.failing
     }
 
     /// For how long the writer has been busy with one batch.

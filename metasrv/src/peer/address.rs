@@ -2,7 +2,8 @@
 //!
 //! Founding notes both addresses of every peer. A peer that is started with others has its record corrected: it asks the
 //! leader ([`Addresses::keep_own`]), which replaces that one record by a membership entry ([`Addresses::replace`]). Until
-//! then others reach it only where they were told to look (`peers`).
+//! then others reach it only where they were told to look (`peers`): a leader that was not told calls where nobody is, and the
+//! peer hears of no leader. So it asks every other member then, of which one leads.
 //!
 //! Invariants:
 //! - only the addresses change: voters, learners and incarnations stay as they are;
@@ -10,13 +11,14 @@
 //!   it is meant for (semantics, section 9).
 //!
 //! Limits: one replacement at a time in a leader, one request at a time from a peer, of [`ANSWER`] at most, and
-//! [`FIRST_RETRY`] to [`LAST_RETRY`] between them.
+//! [`FIRST_RETRY`] to [`LAST_RETRY`] between them, to [`LAST_SEARCH`] while it hears of no leader.
 //! Failure cases: no leader, no quorum, another membership change under way: the peer asks again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::stream::{FuturesUnordered, StreamExt};
 use lake_client::clock;
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
@@ -40,6 +42,8 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// How long to wait before asking again, at first and at most.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(5);
+/// The most where no leader is known.
+const LAST_SEARCH: Duration = Duration::from_secs(1);
 
 /// Corrects records. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -78,7 +82,13 @@ impl Addresses {
                 continue;
             }
             match self.view.leader_id() {
-                None => retry = FIRST_RETRY,
+                None => match self.ask_everybody().await {
+                    Ok(()) => retry = FIRST_RETRY,
+                    Err(why) => {
+                        tracing::debug!("asking every member for this peer's addresses to be corrected: {why}");
+                        retry = (retry * 2).min(LAST_SEARCH);
+                    }
+                },
                 Some(leader) => match self.ask(leader).await {
                     // This peer may learn of it a little later than the leader.
                     Ok(()) => retry = FIRST_RETRY,
@@ -100,6 +110,21 @@ impl Addresses {
         let own = Member::from(self.view.identity().to_wire());
         let embedded = own.raft_address.is_empty();
         !embedded && self.view.own_record().is_some_and(|r| r.incarnation == own.incarnation && r != own)
+    }
+
+    /// Done once any of the other members has done it.
+    async fn ask_everybody(&self) -> Result<(), String> {
+        let (voters, learners) = self.view.members();
+        let others = voters.iter().chain(&learners).map(|member| member.id).filter(|id| *id != self.view.id());
+        let mut asking: FuturesUnordered<_> = others.map(|id| self.ask(id)).collect();
+        let mut why = Vec::new();
+        while let Some(answer) = asking.next().await {
+            match answer {
+                Ok(()) => return Ok(()),
+                Err(other) => why.push(other),
+            }
+        }
+        Err(why.join("; "))
     }
 
     async fn ask(&self, leader: u64) -> Result<(), String> {

@@ -27,7 +27,7 @@ pub struct Counters {
     pub scopes_acquired: Counter,
     /// Microseconds that the transactions took which acquired them, together.
     pub scopes_acquired_micros: Counter,
-    /// Scopes taken from holders that fell silent: free for others from then on.
+    /// Scopes taken from holders that fell silent, whether or not anybody acquires them then: free for others from then on.
     pub scopes_taken: Counter,
     /// Transactions that found another's scope in the way.
     pub scopes_contended: Counter,

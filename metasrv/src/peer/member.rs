@@ -244,7 +244,7 @@ impl Member {
             ..Failure::unavailable(format!(
                 "peer {}: the read could not be answered within its deadline{}",
                 self.identity.id,
-                self.why_slow()
+                self.why_slow(options.consistency)
             ))
         };
         tokio::time::timeout_at(call.deadline.into(), self.read_when_ready(options, call))
@@ -252,7 +252,7 @@ impl Member {
             .unwrap_or_else(|_| Err(late()))
     }
 
-    fn why_slow(&self) -> String {
+    fn why_slow(&self, asked: Consistency) -> String {
         if let Some(problem) = self.problem() {
             return format!(": {problem}");
         }
@@ -261,7 +261,14 @@ impl Member {
         }
         match self.view.leader_id() {
             None => ": no leader is known".to_owned(),
-            Some(_) => String::new(),
+            Some(_) => match (asked, self.reads.staleness()) {
+                (Consistency::Bounded(max), Some(staleness)) if staleness > max => format!(
+                    ": what it has was confirmed {} ms ago, and may be {} ms old at most; let it be older, or ask another peer",
+                    staleness.as_millis(),
+                    max.as_millis()
+                ),
+                _ => String::new(),
+            },
         }
     }
 
@@ -275,34 +282,42 @@ impl Member {
             place = Some(self.reads.wait(&call.caller)?);
             self.recovered.clone().wait_for(|recovered| *recovered).await.map_err(|_| stopping())?;
         }
-        match options.consistency {
-            Consistency::Local => {}
-            Consistency::Bounded(max) if self.reads.staleness().is_some_and(|staleness| staleness <= max) => {}
-            Consistency::Linearizable | Consistency::Bounded(_) => {
-                let taken = match place.take() {
-                    Some(taken) => taken,
-                    None => self.reads.wait(&call.caller)?,
-                };
-                self.confirm(call, &taken).await?;
-                place = Some(taken);
+        let mut confirmed = false;
+        // A wait, or a confirmation that took its time, makes older what was as new as asked: whatever took time is followed by
+        // another look.
+        loop {
+            let is_as_asked = match options.consistency {
+                Consistency::Local => true,
+                Consistency::Linearizable => confirmed,
+                Consistency::Bounded(max) => self.is_at_most(max),
+            };
+            let current = self.published.current();
+            let has_come = current.state.revision() >= options.min_revision;
+            if is_as_asked && has_come {
+                return Ok(current);
             }
+            // Whoever waits has a place, also for what may never come.
+            let taken = match place.take() {
+                Some(taken) => taken,
+                None => self.reads.wait(&call.caller)?,
+            };
+            if has_come || (options.consistency == Consistency::Linearizable && !confirmed) {
+                if confirmed {
+                    tokio::time::sleep(reads::RETRY).await;
+                }
+                self.confirm(call, &taken).await?;
+                confirmed = true;
+            } else {
+                let come = |applied: &Arc<Applied>| applied.state.revision() >= options.min_revision;
+                self.published.subscribe().wait_for(come).await.map_err(|_| stopping())?;
+            }
+            place = Some(taken);
         }
-        let current = self.published.current();
-        if current.state.revision() >= options.min_revision {
-            return Ok(current);
-        }
-        // Whoever waits has a place, also for what may never come.
-        if place.is_none() {
-            place = Some(self.reads.wait(&call.caller)?);
-        }
-        let mut applied = self.published.subscribe();
-        let applied = applied
-            .wait_for(|applied| applied.state.revision() >= options.min_revision)
-            .await
-            .map_err(|_| stopping())?
-            .clone();
-        drop(place);
-        Ok(applied)
+    }
+
+    /// Whether what this peer has is no older than this.
+    fn is_at_most(&self, max: Duration) -> bool {
+        planted::has(Bug::StaleReads) || self.reads.staleness().is_some_and(|staleness| staleness <= max)
     }
 
     /// One read-index round, and what it asks for applied.
@@ -406,7 +421,8 @@ impl Member {
         let mut recovered = self.recovered.clone();
         let recovered = tokio::time::timeout_at(call.deadline.into(), recovered.wait_for(|recovered| *recovered)).await;
         if !matches!(recovered, Ok(Ok(_))) {
-            let what = format!("peer {}: the watch could not begin{}", self.identity.id, self.why_slow());
+            let what =
+                format!("peer {}: the watch could not begin{}", self.identity.id, self.why_slow(Consistency::Local));
             return Err(Failure::unavailable(what));
         }
         self.watches.watch(prefix, from, share)

@@ -1,7 +1,9 @@
 //! Peers that are restarted on other ports: the membership follows them, and only they can have it changed.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use crate::support::load::Load;
 use crate::support::{TestCluster, eventually, kind};
 use lake_proto::kv::{Op, Txn};
 use lake_proto::v1;
@@ -78,6 +80,33 @@ async fn the_membership_follows_a_peer_that_is_restarted_elsewhere() {
     for id in 1..=3 {
         assert_eq!(&cluster.get(id, "/kv/a").await.unwrap().value[..], b"3", "peer {id}");
     }
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_peer_is_restarted_elsewhere_while_the_others_serve_and_clients_write() {
+    const SOME: u64 = 50;
+    let mut cluster = TestCluster::founded(3, |_| {}).await;
+    let founded = by_id(cluster.status(1).await.voters);
+    // Told of the old addresses only.
+    let load = Load::start(Arc::new(cluster.client()), 4, "moves");
+    load.grows_by(SOME).await;
+    let leader = cluster.leader().await;
+    let follower = (1..=3).find(|id| *id != leader).unwrap();
+    for moved in [follower, leader] {
+        cluster.stop(moved).await;
+        load.grows_by(SOME).await;
+        cluster.relocate(moved);
+        cluster.start(moved).await;
+        // Nobody else is restarted: it is the peer itself that tells the leader where it is.
+        all_know(&cluster, &founded).await;
+        load.grows_by(SOME).await;
+    }
+    // Both that have moved are the majority now.
+    let stayed = (1..=3).find(|id| ![follower, leader].contains(id)).unwrap();
+    cluster.stop(stayed).await;
+    load.grows_by(SOME).await;
+    load.finish().await;
     cluster.stop_all().await;
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::hurt::{Hurt, put};
 use crate::support::{PATIENCE, TestCluster, eventually, kind, why};
-use lake_chaos::net::condition::Cut;
+use lake_chaos::net::condition::{Condition, Cut};
 use lake_chaos::net::{Conditions, Node, Path, partition};
 use lake_client::store::{self, MetaStore};
 use lake_metasrv::files::FreeSpace;
@@ -404,6 +404,56 @@ async fn without_a_quorum_a_read_is_as_old_as_it_may_be_and_no_older() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_read_that_waited_is_as_old_as_it_may_be_and_no_older() {
+    let hurt = Hurt::founded().await;
+    hurt.store.commit(put("/kv/a", "1"), Instant::now() + PATIENCE).await.unwrap();
+    let leader = hurt.cluster.leader().await;
+    let at = (1..=3).find(|id| *id != leader).unwrap();
+    let before = hurt.cluster.get(at, "/kv/a").await.unwrap();
+    let member = hurt.cluster.running[&at].peer().member().unwrap();
+    let kv = hurt.cluster.kv(at);
+    let read = |max: Duration, min_revision, within| {
+        let options = v1::ReadOptions {
+            consistency: Consistency::Bounded as i32,
+            max_staleness_ms: max.as_millis() as u64,
+            min_revision,
+            ..v1::ReadOptions::default()
+        };
+        let mut request = Request::new(v1::GetRequest { key: "/kv/a".into(), options: Some(options) });
+        request.set_timeout(within);
+        let mut kv = kv.clone();
+        async move { kv.get(request).await.map(|answer| answer.into_inner().entry.unwrap().value) }
+    };
+
+    // What was new enough when the read came is not when the revision does that it waits for. Others raise it, too, but not so far.
+    const AHEAD: u64 = 20;
+    let max = Duration::from_millis(500);
+    let waiting = tokio::spawn(read(max, before.mod_revision + AHEAD, PATIENCE));
+    let is_old = async || member.reads.staleness().is_some_and(|staleness| staleness > 2 * max).then_some(());
+    eventually("what the peer has to be old", is_old).await;
+    let rounds = member.reads.rounds();
+    for _ in 0..AHEAD {
+        hurt.store.commit(put("/kv/a", "2"), Instant::now() + PATIENCE).await.unwrap();
+    }
+    assert_eq!(waiting.await.unwrap().unwrap(), "2");
+    assert!(member.reads.rounds() > rounds, "what it has was not confirmed again");
+
+    // Where the others hear of a peer late only, all that it is told is older than this.
+    let late = Condition { delay: Duration::from_millis(250), ..Condition::default() };
+    let others = (1..=3).filter(|id| *id != at);
+    hurt.fabric.set(others.map(|other| ((Node::Peer(at), Node::Peer(other)), late.clone())).collect());
+    let max = Duration::from_millis(100);
+    assert_eq!(why(async || read(max, 0, Duration::from_secs(2)).await).await, Kind::Unavailable);
+    let rounds = member.reads.rounds();
+    let trying = tokio::spawn(read(max, 0, PATIENCE));
+    eventually("it to be confirmed too late", async || (member.reads.rounds() > rounds).then_some(())).await;
+    hurt.fabric.set(Conditions::new());
+    assert_eq!(trying.await.unwrap().unwrap(), "2", "it was tried again while there was time");
+    drop(member);
+    hurt.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_follower_that_was_cut_off_unseats_nobody_when_it_comes_back() {
     let hurt = Hurt::founded().await;
     hurt.store.commit(put("/kv/a", "1"), Instant::now() + PATIENCE).await.unwrap();
@@ -464,9 +514,9 @@ async fn a_follower_that_was_away_for_a_little_needs_no_snapshot() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_leader_whose_disk_hangs_gives_the_lead_up() {
+async fn a_leader_whose_disk_hangs_before_a_write_gives_the_lead_up() {
     let hangs = Arc::new(AtomicU64::new(0));
-    let mut cluster = TestCluster::founded(3, |config| {
+    let cluster = TestCluster::founded(3, |config| {
         let (hangs, id) = (hangs.clone(), config.id);
         // Asked by what writes the log, before each write.
         config.free_space = FreeSpace::new(move |_| {
@@ -477,9 +527,20 @@ async fn a_leader_whose_disk_hangs_gives_the_lead_up() {
         });
     })
     .await;
+    gives_the_lead_up(cluster, |_, id, so| hangs.store(if so { id } else { 0 }, Ordering::SeqCst)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_whose_sync_hangs_gives_the_lead_up() {
+    let cluster = TestCluster::founded(3, |_| {}).await;
+    gives_the_lead_up(cluster, |cluster, id, so| cluster.running[&id].peer().log.failing().hang(so)).await;
+}
+
+/// The leader's disk hangs until another one leads and writes, and then no more.
+async fn gives_the_lead_up(mut cluster: TestCluster, hang: impl Fn(&TestCluster, u64, bool)) {
     cluster.put("/kv/a", "1").await;
     let old = cluster.leader().await;
-    hangs.store(old, Ordering::SeqCst);
+    hang(&cluster, old, true);
     let mut to_old = cluster.kv(old);
     let txn = Txn { then: vec![Op::put("/kv/a", "hangs")], ..Txn::default() };
     let hanging = tokio::spawn(async move { to_old.txn(v1::TxnRequest { txn: Some(txn.into()), stamp: None }).await });
@@ -495,7 +556,7 @@ async fn a_leader_whose_disk_hangs_gives_the_lead_up() {
     })
     .await;
     assert!(answer.into_inner().succeeded);
-    hangs.store(0, Ordering::SeqCst);
+    hang(&cluster, old, false);
     drop(hanging.await.unwrap());
     assert_eq!(cluster.get(old, "/kv/b").await.unwrap().value, "1", "it follows");
     cluster.stop_all().await;
