@@ -86,6 +86,12 @@ pub struct Options {
     /// File that holds the S3 secret access key [default: AWS_SECRET_ACCESS_KEY or the instance's role]
     #[arg(long, env = "LAKE_QUERY_S3_SECRET_KEY_FILE", value_name = "FILE")]
     pub s3_secret_key_file: Option<PathBuf>,
+    /// How long one request to S3 may take, what it carries and its answer included, in milliseconds [default: AWS_TIMEOUT, else 30000]
+    #[arg(long, env = "LAKE_QUERY_S3_REQUEST_TIMEOUT_MS", value_name = "MS")]
+    pub s3_request_timeout_ms: Option<u64>,
+    /// How long making a connection to S3 may take, in milliseconds [default: AWS_CONNECT_TIMEOUT, else 5000]
+    #[arg(long, env = "LAKE_QUERY_S3_CONNECT_TIMEOUT_MS", value_name = "MS")]
+    pub s3_connect_timeout_ms: Option<u64>,
     /// Memory for running statements, in bytes; more spills to disk [default: half of the machine's]
     #[arg(long, env = "LAKE_QUERY_MEMORY_LIMIT_BYTES", value_name = "BYTES")]
     pub memory_limit_bytes: Option<usize>,
@@ -235,6 +241,10 @@ pub struct S3Config {
     pub path_style: bool,
     pub access_key: Option<Credential>,
     pub secret_key: Option<Credential>,
+    /// How long one request may take; `None`: as the environment says, else as long as object_store lets it.
+    pub request_timeout: Option<Duration>,
+    /// The same of making a connection.
+    pub connect_timeout: Option<Duration>,
 }
 
 /// A key of the object store, which no output shows.
@@ -282,7 +292,8 @@ impl Options {
         over!(top, below;
             config, id, roles, dir, listen, advertise, rest_listen, http_listen, rest_cached_reads, rest_lend_credentials,
             rest_body_within_ms, rest_head_within_ms, rest_idle_secs, rest_max_connections,
-            meta, warehouse, s3_endpoint, s3_region, s3_path_style, s3_access_key_file, s3_secret_key_file, memory_limit_bytes, statement_memory_bytes,
+            meta, warehouse, s3_endpoint, s3_region, s3_path_style, s3_access_key_file, s3_secret_key_file, s3_request_timeout_ms, s3_connect_timeout_ms,
+            memory_limit_bytes, statement_memory_bytes,
             spill_limit_bytes, metadata_cache_bytes, pointer_cache_entries,
             pointer_ttl_ms, pointer_stale_secs, read_timeout_secs, write_timeout_secs, max_statements, max_queued_statements,
             max_queue_wait_secs, max_result_rows, max_result_bytes, target_partitions,
@@ -383,6 +394,8 @@ impl Config {
                 path_style,
                 access_key: credential_from("s3_access_key_file", options.s3_access_key_file)?,
                 secret_key: credential_from("s3_secret_key_file", options.s3_secret_key_file)?,
+                request_timeout: s3_timeout("s3_request_timeout_ms", options.s3_request_timeout_ms)?,
+                connect_timeout: s3_timeout("s3_connect_timeout_ms", options.s3_connect_timeout_ms)?,
             },
             memory_limit_bytes: memory,
             statement_memory_bytes: at_least(
@@ -494,6 +507,18 @@ fn credential_from(field: &str, path: Option<PathBuf>) -> Result<Option<Credenti
     path.map(|path| Credential::from_file(field, &path)).transpose()
 }
 
+/// What a time-out of requests to S3 may be, in milliseconds. A longer one would be longer than statements and credentials live.
+const S3_TIMEOUT_MS: std::ops::RangeInclusive<u64> = 100..=300_000;
+
+fn s3_timeout(field: &str, ms: Option<u64>) -> Result<Option<Duration>> {
+    let (least, most) = S3_TIMEOUT_MS.into_inner();
+    match ms {
+        Some(ms) if ms > most => Err(Error::invalid(format!("{field}: {ms} is too large, the most is {most}"))),
+        Some(ms) => Ok(Some(Duration::from_millis(at_least(field, ms, least)?))),
+        None => Ok(None),
+    }
+}
+
 fn at_least<T: PartialOrd + fmt::Display>(field: &str, value: T, least: T) -> Result<T> {
     match value < least {
         true => Err(Error::invalid(format!("{field}: {value} is too small, the least is {least}"))),
@@ -593,6 +618,8 @@ mod tests {
             (Options { rest_max_connections: Some(0), ..options() }, "rest_max_connections"),
             (Options { rest_head_within_ms: Some(0), ..options() }, "rest_head_within_ms"),
             (Options { rest_idle_secs: Some(0), ..options() }, "rest_idle_secs"),
+            (Options { s3_request_timeout_ms: Some(99), ..options() }, "s3_request_timeout_ms"),
+            (Options { s3_connect_timeout_ms: Some(300_001), ..options() }, "s3_connect_timeout_ms"),
             (Options { id: Some("a/b".into()), ..options() }, "id"),
             (Options { roles: Some(vec!["query".into(), "leader".into()]), ..options() }, "roles"),
             (Options { secret_file: Some("/does/not/exist".into()), ..options() }, "secret_file"),

@@ -151,7 +151,13 @@ impl Error {
 
     /// An error of the object store while `doing` something to `location`.
     pub fn object_store(doing: &str, location: &str, error: &object_store::Error) -> Self {
-        let text = with_sources(error);
+        let mut text = with_sources(error);
+        if text.contains(TIMED_OUT) {
+            text.push_str(
+                "; no answer came in time: s3_request_timeout_ms says how long a request may take, s3_connect_timeout_ms how long \
+                 connecting",
+            );
+        }
         let kind = match error {
             object_store::Error::NotFound { .. } => Kind::NotFound,
             _ if is_disk_full(&text) => Kind::Exhausted,
@@ -160,6 +166,9 @@ impl Error {
         Self::new(kind, format!("{doing} {location}: {text}"))
     }
 }
+
+/// What is said of a request to an object store whose time is over.
+const TIMED_OUT: &str = "operation timed out";
 
 /// What DataFusion says when spill files take more than they may.
 const SPILL_LIMIT: &str = "disk space during the spilling process has exceeded";

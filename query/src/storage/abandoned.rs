@@ -19,7 +19,7 @@ use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::signer::Signer;
 
-use super::{Storage, outside};
+use super::{Storage, outside, timeouts};
 use crate::error::{Error, Result};
 
 /// Answers with uploads that are asked for at a time.
@@ -191,7 +191,10 @@ impl Storage {
         let bucket = bucket.ok_or_else(|| Error::invalid(format!("location {location}: it names no bucket")))?;
         let opened = self.bucket(bucket)?;
         // Whether without TLS is the bucket's own to refuse.
-        let options = ClientOptions::new().with_allow_http(true);
+        let mut options = ClientOptions::new().with_allow_http(true);
+        for (key, timeout) in timeouts(&self.s3) {
+            options = options.with_config(key, timeout);
+        }
         let client = match &self.io {
             Some(io) => outside::Outside(io.clone()).connect(&options),
             None => ReqwestConnector::default().connect(&options),

@@ -4,7 +4,9 @@
 //! a path, DataFusion's scans use the same stores, and [`io::LakeIo`] gives them to the iceberg crate.
 //!
 //! What holds:
-//! - Objects are only ever created, never overwritten: every name carries a fresh uuid, and creation is conditional.
+//! - Objects are only ever created, never replaced by another: every name carries a fresh uuid. Creation is conditional, but for data
+//!   files, whose sendings all have the same bytes.
+//! - A request may be done after whoever sent it has given up and sent it again ([`unanswered`]): nothing that counts is hurt by that.
 //! - Nothing counts before [`Storage::persist`] returned: on `file://` the file and the directories that lead to it
 //!   are synced to disk. A pointer is swapped only after that.
 //! - Locations are taken literally: Iceberg paths are never percent-decoded.
@@ -22,6 +24,7 @@ mod columns;
 pub mod io;
 mod outside;
 pub mod packed;
+mod unanswered;
 pub mod uploads;
 
 use std::collections::HashMap;
@@ -37,7 +40,7 @@ use lake_client::warehouse::{self, SecretRef, Warehouses};
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig};
+use object_store::{ClientConfigKey, ObjectStore, ObjectStoreExt, RetryConfig};
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 use url::Url;
@@ -83,7 +86,17 @@ pub fn s3_settings(config: &S3Config) -> AmazonS3Builder {
     if let (Some(key), Some(secret)) = (&config.access_key, &config.secret_key) {
         builder = builder.with_access_key_id(key.expose()).with_secret_access_key(secret.expose());
     }
+    for (key, timeout) in timeouts(config) {
+        builder = builder.with_config(AmazonS3ConfigKey::Client(key), timeout);
+    }
     builder
+}
+
+/// The time-outs that the configuration says something about, as object_store takes them.
+fn timeouts(config: &S3Config) -> impl Iterator<Item = (ClientConfigKey, String)> {
+    let said =
+        [(ClientConfigKey::Timeout, config.request_timeout), (ClientConfigKey::ConnectTimeout, config.connect_timeout)];
+    said.into_iter().filter_map(|(key, timeout)| Some((key, format!("{}ms", timeout?.as_millis()))))
 }
 
 /// The object stores, by location.
@@ -290,7 +303,7 @@ impl Storage {
         let Some(bucket) = warehouse::bucket(location) else { return Ok(None) };
         let warehouses = self.warehouses();
         let reached = match self.other_s3(&warehouses, bucket) {
-            Some(s3) => reached(bucket, s3)?,
+            Some(s3) => reached(bucket, s3, &self.s3)?,
             None if self.knows_bucket(bucket) => self.s3.clone(),
             None => return Ok(None),
         };
@@ -399,7 +412,7 @@ impl Storage {
         }
         let warehouses = self.warehouses();
         let config = match self.other_s3(&warehouses, bucket) {
-            Some(s3) => reached(bucket, s3)?,
+            Some(s3) => reached(bucket, s3, &self.s3)?,
             None => self.s3.clone(),
         };
         let mut builder = s3_settings(&config)
@@ -455,10 +468,7 @@ impl Storage {
     /// An object that exists already is never overwritten.
     pub async fn write_new(&self, location: &str, bytes: Bytes) -> Result<()> {
         let object = self.resolve(location)?;
-        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-        object
-            .store
-            .put_opts(&object.path, bytes.into(), options)
+        unanswered::create(&*object.store, &object.path, bytes)
             .await
             .map_err(|e| Error::object_store("writing", location, &e))?;
         self.persist(location).await
@@ -526,10 +536,8 @@ impl Storage {
     /// Removes an object; one that does not exist is fine.
     pub async fn delete(&self, location: &str) -> Result<()> {
         let object = self.resolve(location)?;
-        match object.store.delete(&object.path).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(e) => Err(Error::object_store("removing", location, &e)),
-        }
+        let removed = unanswered::remove(&*object.store, &object.path).await;
+        removed.map_err(|e| Error::object_store("removing", location, &e))
     }
 
     /// Removes the directories of these objects, and those above, that are left empty, down from `root`, which goes as well. Where there
@@ -601,11 +609,11 @@ fn profile_of<'a>(warehouses: &'a Warehouses, bucket: &str) -> Option<&'a wareho
     warehouses.profiles.values().find(|profile| profile.bucket() == Some(bucket))?.s3.as_ref()
 }
 
-/// The configuration that a profile stands for, with its secrets.
+/// The configuration that a profile stands for, with its secrets, beside what this node's own says of time-outs.
 ///
 /// # Errors
 /// `Invalid`, with where a secret was looked for.
-fn reached(bucket: &str, s3: &warehouse::S3) -> Result<S3Config> {
+fn reached(bucket: &str, s3: &warehouse::S3, own: &S3Config) -> Result<S3Config> {
     let secret = |field: &str, reference: &Option<SecretRef>| match reference {
         None => Ok(None),
         Some(SecretRef::File(path)) => Credential::from_file(field, FsPath::new(path)).map(Some),
@@ -621,6 +629,8 @@ fn reached(bucket: &str, s3: &warehouse::S3) -> Result<S3Config> {
         path_style: s3.path_style,
         access_key: secret("s3-access-key", &s3.access_key).map_err(opened)?,
         secret_key: secret("s3-secret-key", &s3.secret_key).map_err(opened)?,
+        request_timeout: own.request_timeout,
+        connect_timeout: own.connect_timeout,
     })
 }
 
@@ -756,14 +766,35 @@ mod tests {
     }
 
     fn at(endpoint: String) -> Arc<Storage> {
+        with_timeout(endpoint, None)
+    }
+
+    fn with_timeout(endpoint: String, request_timeout: Option<Duration>) -> Arc<Storage> {
         let config = S3Config {
             endpoint: Some(endpoint),
             region: Some("x".into()),
             access_key: Some(Credential::new("key")),
             secret_key: Some(Credential::new("secret")),
             path_style: true,
+            request_timeout,
+            ..S3Config::default()
         };
         Storage::new("s3://bucket/warehouse", config)
+    }
+
+    #[tokio::test]
+    async fn a_request_has_the_time_that_is_configured_and_what_is_safe_is_sent_again() {
+        let location = "s3://bucket/warehouse/t/metadata/x.json";
+        let within = Some(Duration::from_millis(300));
+        let storage = with_timeout(hanging_service(1).await, within);
+        storage.write_new(location, Bytes::from_static(b"lake")).await.unwrap();
+        let storage = with_timeout(hanging_service(1).await, within);
+        storage.delete(location).await.unwrap();
+        // As object_store removes: once.
+        let object = with_timeout(hanging_service(usize::MAX).await, within).resolve(location).unwrap();
+        let error = object.store.delete(&object.path).await.unwrap_err();
+        let error = Error::object_store("removing", location, &error);
+        assert!(error.message.contains("s3_request_timeout_ms"), "{error}");
     }
 
     #[tokio::test]

@@ -3,6 +3,9 @@
 //! What has been uploaded of an object that is never completed is kept by S3, invisibly and paid for, until somebody aborts the
 //! upload. A statement that fails or is cancelled drops what it writes with, wherever it is: so an upload that is dropped before
 //! it was completed is aborted. (One whose very beginning is cancelled, before its id is known, cannot be.)
+//!
+//! An upload may be completed without an answer; whoever asks for that again is told by some stores that there is no such upload. Then it is
+//! looked what is there: another object than when the upload began, of as many bytes as were uploaded, is what it has made.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,8 +16,8 @@ use bytes::Bytes;
 use futures::stream::BoxStream;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions,
-    PutOptions, PutPayload, PutResult, RenameOptions, Result, UploadPart,
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result, UploadPart,
 };
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
@@ -48,9 +51,18 @@ impl ObjectStore for TidyUploads {
     }
 
     async fn put_multipart_opts(&self, location: &Path, opts: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+        // First, so that an upload that has begun is known at once to whom it belongs.
+        let before = self.store.head(location).await;
         let upload = self.store.put_multipart_opts(location, opts).await?;
         Ok(Box::new(Upload {
             of: Some(upload),
+            store: self.store.clone(),
+            before: match before {
+                Ok(object) => Before::Object(Box::new(object)),
+                Err(Error::NotFound { .. }) => Before::Nothing,
+                Err(_) => Before::Unknown,
+            },
+            bytes: 0,
             location: location.clone(),
             io: self.io.clone(),
             tasks: self.tasks.clone(),
@@ -90,13 +102,37 @@ impl ObjectStore for TidyUploads {
     }
 }
 
+/// What was there when an upload began.
+#[derive(Debug)]
+enum Before {
+    Nothing,
+    Object(Box<ObjectMeta>),
+    /// It could not be found out.
+    Unknown,
+}
+
 /// An upload, until it is completed or aborted.
 #[derive(Debug)]
 struct Upload {
     of: Option<Box<dyn MultipartUpload>>,
+    store: Arc<dyn ObjectStore>,
+    before: Before,
+    /// How many have been given to it.
+    bytes: u64,
     location: Path,
     io: Handle,
     tasks: TaskTracker,
+}
+
+/// The object that an upload has made there, if it has.
+async fn made(store: &dyn ObjectStore, location: &Path, before: &Before, bytes: u64) -> Option<ObjectMeta> {
+    let there = store.head(location).await.ok()?;
+    let is_new = match before {
+        Before::Nothing => true,
+        Before::Object(before) => **before != there,
+        Before::Unknown => false,
+    };
+    (is_new && there.size == bytes).then_some(there)
 }
 
 fn ended() -> object_store::Error {
@@ -106,6 +142,7 @@ fn ended() -> object_store::Error {
 #[async_trait]
 impl MultipartUpload for Upload {
     fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        self.bytes += data.content_length() as u64;
         match &mut self.of {
             Some(upload) => upload.put_part(data),
             None => Box::pin(std::future::ready(Err(ended()))),
@@ -114,7 +151,15 @@ impl MultipartUpload for Upload {
 
     async fn complete(&mut self) -> Result<PutResult> {
         let upload = self.of.as_mut().ok_or_else(ended)?;
-        let put = upload.complete().await?;
+        let put = match upload.complete().await {
+            Err(error @ Error::NotFound { .. }) => {
+                match made(&*self.store, &self.location, &self.before, self.bytes).await {
+                    Some(ObjectMeta { e_tag, version, .. }) => PutResult { e_tag, version },
+                    None => return Err(error),
+                }
+            }
+            put => put?,
+        };
         self.of = None;
         Ok(put)
     }
@@ -143,7 +188,6 @@ impl Drop for Upload {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use object_store::ObjectStoreExt;
     use object_store::buffered::BufWriter;
     use object_store::memory::InMemory;
     use tokio::io::AsyncWriteExt;
@@ -179,11 +223,19 @@ mod tests {
 
     #[tokio::test]
     async fn an_upload_that_is_not_completed_is_aborted_once() {
-        let (store, aborted, tasks) = (InMemory::new(), Arc::new(AtomicUsize::new(0)), TaskTracker::new());
+        let (store, aborted, tasks) = (Arc::new(InMemory::new()), Arc::new(AtomicUsize::new(0)), TaskTracker::new());
         let begin = async |completes| {
             let of = store.put_multipart(&Path::from("x")).await.unwrap();
             let of: Box<dyn MultipartUpload> = Box::new(Counted { of, aborted: aborted.clone(), completes });
-            Upload { of: Some(of), location: Path::from("x"), io: Handle::current(), tasks: tasks.clone() }
+            Upload {
+                of: Some(of),
+                store: store.clone(),
+                before: Before::Nothing,
+                bytes: 0,
+                location: Path::from("x"),
+                io: Handle::current(),
+                tasks: tasks.clone(),
+            }
         };
         let mut completed = begin(true).await;
         completed.put_part("a".into()).await.unwrap();
@@ -204,6 +256,56 @@ mod tests {
         }
         tasks.wait().await;
         assert_eq!(aborted.load(Ordering::SeqCst), 3);
+    }
+
+    /// An upload that says that there is no such upload when it is completed, which it may have been.
+    #[derive(Debug)]
+    struct Forgotten {
+        of: Box<dyn MultipartUpload>,
+        is_made: bool,
+    }
+
+    #[async_trait]
+    impl MultipartUpload for Forgotten {
+        fn put_part(&mut self, data: PutPayload) -> UploadPart {
+            self.of.put_part(data)
+        }
+
+        async fn complete(&mut self) -> Result<PutResult> {
+            if self.is_made {
+                self.of.complete().await?;
+            }
+            Err(Error::NotFound { path: "x".into(), source: "NoSuchUpload".into() })
+        }
+
+        async fn abort(&mut self) -> Result<()> {
+            self.of.abort().await
+        }
+    }
+
+    #[tokio::test]
+    async fn an_upload_that_was_completed_without_an_answer_is_complete() {
+        let path = Path::from("x");
+        let complete = async |is_made, old: Option<&'static str>| {
+            let store = Arc::new(InMemory::new());
+            if let Some(old) = old {
+                store.put(&path, old.into()).await.unwrap();
+            }
+            let before = match store.head(&path).await {
+                Ok(there) => Before::Object(Box::new(there)),
+                Err(_) => Before::Nothing,
+            };
+            let of = Box::new(Forgotten { of: store.put_multipart(&path).await.unwrap(), is_made });
+            let (io, tasks) = (Handle::current(), TaskTracker::new());
+            let location = path.clone();
+            let mut upload = Upload { of: Some(of), store: store.clone(), before, bytes: 0, location, io, tasks };
+            upload.put_part("new".into()).await.unwrap();
+            upload.complete().await
+        };
+        for old in [None, Some("old"), Some("an old one")] {
+            assert!(complete(true, old).await.is_ok(), "over {old:?}");
+            assert!(complete(false, old).await.is_err(), "over {old:?}");
+        }
     }
 
     #[tokio::test]

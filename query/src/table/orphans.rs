@@ -219,6 +219,7 @@ mod tests {
                 access_key: Some(Credential::new("key")),
                 secret_key: Some(Credential::new("secret")),
                 path_style: true,
+                ..S3Config::default()
             };
             let metadata = Metadata::new(Arc::new(MemoryStore::new()), CacheConfig::default());
             let tables = Tables::new(Storage::new("s3://bucket/warehouse", config), 1 << 20, metadata, 1 << 20);
