@@ -155,8 +155,13 @@ fn installed(history: &History) -> BTreeSet<String> {
 
 /// What showed of each fault of this name that it took effect.
 fn proofs(history: &History, name: &str) -> Vec<String> {
-    let began = history.faults().map(|(_, fault)| fault).filter(|fault| fault.phase == Phase::Start);
-    let shown = began.filter(|fault| fault.name == name).filter_map(|fault| match &fault.installation {
+    shown(history, Phase::Start, name)
+}
+
+/// What showed of each fault of this name when it began, or when it ended.
+fn shown(history: &History, phase: Phase, name: &str) -> Vec<String> {
+    let faults = history.faults().map(|(_, fault)| fault).filter(|fault| fault.phase == phase);
+    let shown = faults.filter(|fault| fault.name == name).filter_map(|fault| match &fault.installation {
         Some(Installation::Installed(proof)) => Some(proof.clone()),
         _ => None,
     });

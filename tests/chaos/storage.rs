@@ -1,7 +1,7 @@
 //! Tables on an S3 service, and what happens on the way to it.
 
 use super::s3::{ACCESS_KEY, S3, SECRET_KEY};
-use super::{Run, assert_code, proofs};
+use super::{Phase, Run, assert_code, proofs, shown};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_are_there_once_and_whole_whatever_the_object_store_does() {
@@ -16,10 +16,15 @@ async fn rows_are_there_once_and_whole_whatever_the_object_store_does() {
     let faults = ["store-slow", "store-refuse", "store-throttle", "store-late", "store-partition:one"];
     let holds = move || {
         let history = run.holds(&format!("--workload table --time 45s --rate 10 --clients 6 {store}"), &faults);
-        let shown = [("store-throttle", "were told to slow down"), ("store-late", "answers were held")];
-        for (fault, shown) in shown.into_iter().chain([("store-partition-one", "times")]) {
-            assert!(proofs(&history, fault).iter().all(|proof| proof.ends_with(shown)), "{fault}");
+        let expected = [("store-throttle", "were told to slow down"), ("store-late", "answers were held")];
+        for (fault, end) in expected.into_iter().chain([("store-partition-one", "times")]) {
+            assert!(proofs(&history, fault).iter().all(|proof| proof.ends_with(end)), "{fault}");
         }
+        // The last tells of all before it.
+        let late = shown(&history, Phase::Stop, "store-late").pop().unwrap();
+        let overdue =
+            late.strip_suffix(" arrived after their senders had given up").and_then(|told| told.rsplit(' ').next());
+        assert!(overdue.unwrap().parse::<u64>().unwrap() > 0, "{late}");
         let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "tables").unwrap();
         assert!(judged.figures["writes"] > 3 && judged.figures["reads"] > 3, "{judged:?}");
     };

@@ -10,7 +10,7 @@ use super::field::{Field, PROOF_WITHIN, called};
 use super::kind::Target;
 use super::{Done, Nemesis};
 use crate::net::condition::Cut;
-use crate::net::objects::Trouble;
+use crate::net::objects::{HELD, Trouble};
 use crate::probe;
 use crate::process::Role;
 
@@ -49,7 +49,20 @@ impl Nemesis for Troubled {
         match &field.objects {
             Some(objects) => {
                 objects.end(self.0);
-                Done::installed(STORE, format!("{} {} in all", objects.met(self.0), self.0.done()))
+                let proof = format!("{} {} in all", objects.met(self.0), self.0.done());
+                if self.0 != Trouble::Late {
+                    return Done::installed(STORE, proof);
+                }
+                let arrived = || async {
+                    match objects.held() {
+                        0 => Ok(()),
+                        held => Err(format!("{held} are held still")),
+                    }
+                };
+                // Those of a node that is cut off meanwhile arrive once it is let back.
+                let _ = probe::until("requests that are held to arrive", HELD + PROOF_WITHIN, arrived).await;
+                let overdue = objects.overdue();
+                Done::installed(STORE, format!("{proof}, {overdue} arrived after their senders had given up"))
             }
             None => Done::skipped(STORE, "this run has none"),
         }

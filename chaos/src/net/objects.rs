@@ -5,17 +5,17 @@
 //! | [`Trouble::Slow`] | each piece of a request or an answer arrives [`SLOWED`] late |
 //! | [`Trouble::Refusing`] | connections are reset, also those that are open |
 //! | [`Trouble::Throttling`] | open connections are reset, and of new ones every other is told `503 Slow Down` |
-//! | [`Trouble::Late`] | requests arrive and have their effect; answers are held until the trouble ends, and then half of them come and half of the connections are reset |
+//! | [`Trouble::Late`] | every other request that changes something arrives [`HELD`] late, when its sender has given up ([`REQUEST_TIMEOUT`]) and sent it again; all others arrive and have their effect, and answers are held until the trouble ends, and then half of them come and half of the connections are reset |
 //!
 //! One query node alone can be cut off ([`Objects::cut_off`]): silently, so that what is sent on either way waits until that ends, or by reset. Whose a
 //! connection is the kernel says (`owners`); one of which it does not is reset while anybody is cut off.
 //!
 //! Bytes pass as they are, so that requests stay as they were signed, the `Host` header included.
 //!
-//! Limits: [`MAX_CONNECTIONS`], and [`CHUNK_BYTES`] on each way of a connection.
+//! Limits: [`MAX_CONNECTIONS`], [`CHUNK_BYTES`] on each way of a connection, and [`HELD_BYTES`] of a request that is held.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::Node;
@@ -34,6 +34,15 @@ use crate::{IoContext, Result};
 
 /// How late each piece is.
 pub const SLOWED: Duration = Duration::from_millis(150);
+/// How long query nodes wait for an answer of the service: less than a fault lasts, so that they give up in the middle of one.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// How late a request arrives that is held: its sender has given up by then, and sent it again.
+pub const HELD: Duration = Duration::from_secs(3);
+const _: () = assert!(HELD.as_millis() > REQUEST_TIMEOUT.as_millis());
+/// Most bytes of a request that is held; of a longer one the rest arrives behind these, if it still comes.
+pub const HELD_BYTES: usize = 1 << 20;
+/// How long the answer to a request whose sender has given up is waited for.
+const ARRIVES_WITHIN: Duration = Duration::from_secs(5);
 /// Most connections; further ones are reset.
 pub const MAX_CONNECTIONS: usize = 1_024;
 /// Most bytes in one piece.
@@ -61,7 +70,7 @@ impl Trouble {
             Trouble::Slow => "pieces were late",
             Trouble::Refusing => "connections were reset",
             Trouble::Throttling => "requests were told to slow down",
-            Trouble::Late => "answers were held",
+            Trouble::Late => "requests or answers were held",
         }
     }
 }
@@ -87,11 +96,22 @@ struct Met {
     of_all: [AtomicU64; 4],
     /// By the query node that is cut off.
     cuts: Mutex<BTreeMap<u64, u64>>,
+    /// Requests that change something, since some are late.
+    changes: AtomicU64,
+    /// Requests that are held, or that the service has not answered since.
+    held: AtomicU64,
+    /// Requests that the service has answered when their senders had given up.
+    overdue: AtomicU64,
 }
 
 impl Met {
     fn count(&self, trouble: Trouble) {
         self.of_all[trouble as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether the next request that changes something is held.
+    fn holds_next(&self) -> bool {
+        self.changes.fetch_add(1, Ordering::Relaxed).is_multiple_of(2)
     }
 
     fn count_cut(&self, node: u64) {
@@ -139,6 +159,12 @@ impl Objects {
         format!("http://{}", self.port.loopback())
     }
 
+    /// What query nodes are started with.
+    pub fn arguments(&self) -> [String; 4] {
+        let within = REQUEST_TIMEOUT.as_millis().to_string();
+        ["--s3-endpoint".to_owned(), self.endpoint(), "--s3-request-timeout-ms".to_owned(), within]
+    }
+
     /// This is wrong from now on, too.
     pub fn begin(&self, trouble: Trouble) {
         self.troubles.send_modify(|troubles| {
@@ -176,6 +202,16 @@ impl Objects {
     /// How often a trouble was met so far.
     pub fn met(&self, trouble: Trouble) -> u64 {
         self.met.of_all[trouble as usize].load(Ordering::Relaxed)
+    }
+
+    /// How many requests are held now, or have been and are not answered yet.
+    pub fn held(&self) -> u64 {
+        self.met.held.load(Ordering::Relaxed)
+    }
+
+    /// How many requests have arrived, and were answered, when their senders had given up.
+    pub fn overdue(&self) -> u64 {
+        self.met.overdue.load(Ordering::Relaxed)
     }
 
     /// Closes every connection, and waits for their tasks.
@@ -291,8 +327,9 @@ async fn connection(mut near: TcpStream, mut way: Way, is_odd: bool) {
     let is_broken = {
         let (near_read, near_write) = near.split();
         let (far_read, far_write) = far.split();
-        let there = pump(near_read, far_write, way.clone(), None);
-        let back = pump(far_read, near_write, way.clone(), Some(is_odd));
+        let exchange = Exchange::default();
+        let there = pump(near_read, far_write, way.clone(), Carries::Requests(&exchange));
+        let back = pump(far_read, near_write, way.clone(), Carries::Answers(&exchange, is_odd));
         let both = async { tokio::try_join!(there, back) };
         tokio::select! {
             carried = both => carried.is_err(),
@@ -326,13 +363,72 @@ async fn breaking(mut way: Way) {
     }
 }
 
-/// Carries one way. `answers`: they are held while they are to be late, and whether they never come then. Broken off: an error.
+/// What is under way on a connection: one request at a time, as HTTP/1.1 without pipelining has it.
+#[derive(Debug, Default)]
+struct Exchange {
+    /// A request has begun, and nothing of its answer has come.
+    is_asked: AtomicBool,
+    /// Its sender had given up before it arrived.
+    is_overdue: AtomicBool,
+}
+
+/// What goes a way.
+#[derive(Debug, Clone, Copy)]
+enum Carries<'a> {
+    Requests(&'a Exchange),
+    /// And whether those that are held never come.
+    Answers(&'a Exchange, bool),
+}
+
+/// A request that was held.
+#[derive(Debug)]
+struct Held<'a> {
+    /// What has come of it meanwhile.
+    more: Vec<u8>,
+    is_given_up: bool,
+    met: &'a Met,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.met.held.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Lets [`HELD`] pass, whatever the sender does.
+async fn hold<'a>(from: &mut (impl AsyncRead + Unpin), met: &'a Met) -> Held<'a> {
+    met.count(Trouble::Late);
+    met.held.fetch_add(1, Ordering::Relaxed);
+    let mut held = Held { more: Vec::new(), is_given_up: false, met };
+    let until = Instant::now() + HELD;
+    let mut buffer = vec![0; CHUNK_BYTES];
+    while held.more.len() < HELD_BYTES {
+        match timeout_at(until, from.read(&mut buffer)).await {
+            Ok(Ok(read)) if read > 0 => held.more.extend_from_slice(&buffer[..read]),
+            Ok(_) => {
+                held.is_given_up = true;
+                break;
+            }
+            Err(_) => break,
+        }
+    }
+    sleep_until(until).await;
+    held
+}
+
+/// Whether a request that begins so changes something.
+fn is_change(begins: &[u8]) -> bool {
+    [b"PUT ".as_slice(), b"POST ", b"DELETE "].iter().any(|method| begins.starts_with(method))
+}
+
+/// Carries one way. Broken off: an error.
 async fn pump(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     mut way: Way,
-    answers: Option<bool>,
+    carries: Carries<'_>,
 ) -> std::io::Result<()> {
+    let met = way.met.clone();
     let mut buffer = vec![0; CHUNK_BYTES];
     loop {
         let read = from.read(&mut buffer).await?;
@@ -341,24 +437,49 @@ async fn pump(
         }
         let troubles = way.troubles.borrow_and_update().clone();
         if troubles.contains(&Trouble::Slow) {
-            way.met.count(Trouble::Slow);
+            met.count(Trouble::Slow);
             let is_over = way.troubles.wait_for(|troubles| !troubles.contains(&Trouble::Slow));
             // Over, or late enough.
             let _ = timeout(SLOWED, is_over).await;
         }
-        if let Some(never) = answers
-            && troubles.contains(&Trouble::Late)
-        {
-            way.met.count(Trouble::Late);
-            let is_over = way.troubles.wait_for(|troubles| !troubles.contains(&Trouble::Late)).await.is_ok();
-            if never || !is_over {
-                return Err(std::io::ErrorKind::ConnectionReset.into());
+        let is_late = troubles.contains(&Trouble::Late);
+        let mut held = None;
+        match carries {
+            Carries::Requests(exchange) => {
+                let begins = !exchange.is_asked.swap(true, Ordering::Relaxed);
+                if begins && is_late && is_change(&buffer[..read]) && met.holds_next() {
+                    let request = held.insert(hold(&mut from, &met).await);
+                    exchange.is_overdue.store(request.is_given_up, Ordering::Relaxed);
+                }
+            }
+            Carries::Answers(exchange, never) => {
+                exchange.is_asked.store(false, Ordering::Relaxed);
+                if exchange.is_overdue.load(Ordering::Relaxed) {
+                    met.overdue.fetch_add(1, Ordering::Relaxed);
+                    // Nobody waits for it.
+                    return Err(std::io::ErrorKind::ConnectionAborted.into());
+                }
+                if is_late {
+                    met.count(Trouble::Late);
+                    let is_over = way.troubles.wait_for(|troubles| !troubles.contains(&Trouble::Late)).await.is_ok();
+                    if never || !is_over {
+                        return Err(std::io::ErrorKind::ConnectionReset.into());
+                    }
+                }
             }
         }
         if !way.passes().await {
             return Err(std::io::ErrorKind::ConnectionReset.into());
         }
         to.write_all(&buffer[..read]).await?;
+        if let Some(request) = held {
+            to.write_all(&request.more).await?;
+            if request.is_given_up {
+                // A service that sees that nobody waits may leave what it is doing.
+                sleep(ARRIVES_WITHIN).await;
+                return Err(std::io::ErrorKind::TimedOut.into());
+            }
+        }
     }
 }
 
@@ -462,6 +583,42 @@ mod tests {
         assert_eq!(came, 1, "one comes late, and one never");
         objects.close().await;
         task.abort();
+    }
+
+    #[tokio::test]
+    async fn a_change_arrives_when_its_sender_has_given_up_and_sent_it_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let objects = Objects::open(&listener.local_addr().unwrap().to_string()).await.unwrap();
+        let address = objects.endpoint().trim_start_matches("http://").to_owned();
+        let change = b"PUT /b/x HTTP/1.1\r\nContent-Length: 4\r\n\r\nlake";
+        objects.begin(Trouble::Late);
+        let mut first = TcpStream::connect(&address).await.unwrap();
+        first.write_all(&change[..20]).await.unwrap();
+        let is_held = || async { (objects.held() == 1).then_some(()).ok_or_else(String::new) };
+        crate::probe::until("it to be held", WITHIN, is_held).await.unwrap();
+        first.write_all(&change[20..]).await.unwrap();
+        let (mut held, _) = listener.accept().await.unwrap();
+        drop(first);
+        let given_up = Instant::now();
+
+        let mut again = TcpStream::connect(&address).await.unwrap();
+        again.write_all(change).await.unwrap();
+        let (mut at_once, _) = listener.accept().await.unwrap();
+        let mut arrived = vec![0; change.len()];
+        at_once.read_exact(&mut arrived).await.unwrap();
+        assert_eq!((arrived.as_slice(), given_up.elapsed() < HELD), (change.as_slice(), true));
+        objects.end(Trouble::Late);
+        at_once.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
+        again.read_exact(&mut [0; 4]).await.unwrap();
+        assert_eq!((objects.held(), objects.overdue()), (1, 0), "also when the trouble has ended");
+
+        let mut arrived = vec![0; change.len()];
+        held.read_exact(&mut arrived).await.unwrap();
+        assert_eq!(arrived, change, "whole");
+        held.write_all(b"HTTP/1.1 412 Precondition Failed\r\n\r\n").await.unwrap();
+        assert!(!held.read(&mut [0; 1]).await.is_ok_and(|read| read > 0), "nobody waits for that");
+        assert_eq!((objects.held(), objects.overdue()), (0, 1));
+        objects.close().await;
     }
 
     #[tokio::test]

@@ -62,6 +62,7 @@ use crate::nemesis::field::Field;
 use crate::nemesis::kind::{Kind, Requested};
 use crate::nemesis::{self, Nemesis, SNAPSHOT_ARGUMENTS, clock, schedule};
 use crate::net::namespaces::Namespaces;
+use crate::net::objects::Objects;
 use crate::net::{Fabric, Network, Node};
 use crate::process::{Policy, ProcessName, Role};
 use crate::report::Record;
@@ -188,7 +189,7 @@ async fn prepare(settings: &Settings, ids: &[u64], spares: u64, network: &Networ
         None => None,
     };
     let mut query_args = settings.query_args.clone();
-    query_args.extend(objects.iter().flat_map(|objects| ["--s3-endpoint".to_owned(), objects.endpoint()]));
+    query_args.extend(objects.iter().flat_map(Objects::arguments));
     let mut arguments = settings.metasrv_args.clone();
     if asked(Kind::Snapshot) {
         arguments.extend(SNAPSHOT_ARGUMENTS.map(str::to_owned));
