@@ -17,7 +17,7 @@ use datafusion::sql::sqlparser::ast::{
     MySQLColumnPosition, ObjectName, ObjectNamePart, SqlOption, Statement, Value,
     helpers::stmt_create_table::CreateTableBuilder,
 };
-use iceberg::spec::{Schema, TableMetadata, TableMetadataBuilder};
+use iceberg::spec::{FormatVersion, Schema, TableMetadata, TableMetadataBuilder};
 
 use super::columns::{Columns, shown};
 use super::procedures::constant;
@@ -87,6 +87,8 @@ pub enum Alteration {
         names: Vec<String>,
         if_exists: bool,
     },
+    /// The table has this format version from now on.
+    Upgrade(FormatVersion),
     /// Partitioning of what is written from now on.
     SetPartition(Layout),
     /// Order of what is written from now on.
@@ -184,7 +186,7 @@ async fn alteration(state: &SessionState, operation: &AlterTableOperation) -> Re
                         if_exists,
                     }]
                 }
-                _ => vec![Alteration::SetProperties(properties(table_properties)?)],
+                _ => properties_of_altered(table_properties)?,
             }
         }
         other => {
@@ -193,6 +195,19 @@ async fn alteration(state: &SessionState, operation: &AlterTableOperation) -> Re
             return Err(refused(&format!("ALTER TABLE ... {}", words.join(" "))));
         }
     })
+}
+
+/// What SET TBLPROPERTIES of a table asks for, which may upgrade it.
+fn properties_of_altered(options: &[SqlOption]) -> Result<Vec<Alteration>> {
+    let mut properties = properties_of_new(options)?;
+    let upgrade = match properties.remove(FORMAT_VERSION).as_deref() {
+        None => None,
+        Some("1") => Some(FormatVersion::V1),
+        Some("2") => Some(FormatVersion::V2),
+        Some("3") => Some(FormatVersion::V3),
+        Some(other) => return Err(Error::invalid(format!("{FORMAT_VERSION} is {other:?}, and must be 2 or 3"))),
+    };
+    Ok(upgrade.map(Alteration::Upgrade).into_iter().chain([Alteration::SetProperties(properties)]).collect())
 }
 
 /// What COMMENT ON asks for, and of which table.
@@ -230,7 +245,7 @@ pub fn properties(options: &[SqlOption]) -> Result<HashMap<String, String>> {
     Ok(properties)
 }
 
-/// [`properties`] of a table that is to be created, which may say in which format version.
+/// [`properties`] of a table, which may say in which format version it is.
 ///
 /// # Errors
 /// As [`properties`].
@@ -346,6 +361,16 @@ fn apply(
                     return Err(Error::not_found(format!("the table has no property {name}")));
                 }
                 builder = builder.remove_properties(&there)?;
+            }
+            Alteration::Upgrade(version) => {
+                let current = base.format_version();
+                if *version < current {
+                    return Err(Error::invalid(format!(
+                        "the table has format version {} and cannot go back to {}: an upgrade is for good",
+                        current as u8, *version as u8
+                    )));
+                }
+                builder = builder.upgrade_format_version(*version)?;
             }
             Alteration::SetPartition(layout) => {
                 let spec = layout.spec(schema)?;

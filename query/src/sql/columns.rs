@@ -192,7 +192,7 @@ impl<'a> Columns<'a> {
         if self.base.format_version() < FormatVersion::V3 {
             return Err(Error::not_supported(format!(
                 "a default for column {name} needs a table of format version 3, and this one has {} (WITH ('format-version' = '3') behind \
-                 CREATE TABLE's columns says so)",
+                 CREATE TABLE's columns says so, and ALTER TABLE ... SET TBLPROPERTIES ('format-version' = '3') upgrades it)",
                 self.base.format_version() as u8
             )));
         }
