@@ -15,7 +15,7 @@ use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, RecordBatch};
 use arrow::compute::{SortOptions, cast};
 use arrow::datatypes::{
     DataType, Date32Type, Decimal128Type, Float32Type, Float64Type, Int32Type, Int64Type, Schema as ArrowSchema,
-    Time64MicrosecondType, TimestampMicrosecondType,
+    Time64MicrosecondType, TimestampMicrosecondType, TimestampNanosecondType,
 };
 use datafusion::common::Result as DfResult;
 use datafusion::logical_expr::ColumnarValue;
@@ -28,7 +28,6 @@ use iceberg::spec::{
     Datum, Literal, NullOrder, PrimitiveType, Schema, SortDirection, SortField, SortOrder, Struct, TableMetadata,
     Transform, Type, UnboundPartitionSpec,
 };
-use iceberg::transform::BoxedTransformFunction;
 
 use super::{sound, types};
 use crate::error::{Error, Result};
@@ -142,7 +141,7 @@ struct PartitionColumn {
     /// As rows of the table have it; those of a query may come otherwise.
     arrow_type: DataType,
     transform: Transform,
-    function: BoxedTransformFunction,
+    function: sound::Function,
 }
 
 impl Partitioner {
@@ -225,7 +224,7 @@ impl Partitioner {
                     continue;
                 }
                 values[i] = match &source {
-                    Some(source) => field.function.transform_literal(source)?,
+                    Some(source) => field.function.of(source)?,
                     None => None,
                 };
                 sources[i] = source;
@@ -256,6 +255,12 @@ pub fn datum(column: &ArrayRef, row: usize, data_type: &PrimitiveType) -> Result
         }
         (PrimitiveType::Timestamptz, DataType::Timestamp(..)) => {
             Datum::timestamptz_micros(column.as_primitive::<TimestampMicrosecondType>().value(row))
+        }
+        (PrimitiveType::TimestampNs, DataType::Timestamp(..)) => {
+            Datum::timestamp_nanos(column.as_primitive::<TimestampNanosecondType>().value(row))
+        }
+        (PrimitiveType::TimestamptzNs, DataType::Timestamp(..)) => {
+            Datum::timestamptz_nanos(column.as_primitive::<TimestampNanosecondType>().value(row))
         }
         (PrimitiveType::String, DataType::Utf8View) => Datum::string(column.as_string_view().value(row)),
         (PrimitiveType::Binary, DataType::BinaryView) => {

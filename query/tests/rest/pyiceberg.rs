@@ -144,19 +144,22 @@ async fn a_table_of_version_1_is_upgraded_by_sql_and_written() {
     let uri = uri(&cluster, 0);
     run(&sql, r#"CREATE SCHEMA IF NOT EXISTS "default""#).await;
     python::run(SCRIPT, "version_1", &[&uri]).await;
-    for write in ["INSERT INTO first VALUES (4, 'd')", "DELETE FROM first WHERE id = 2"] {
+    for write in ["INSERT INTO version_one VALUES (4, 'd')", "DELETE FROM version_one WHERE id = 2"] {
         let error = refused(&sql, write).await;
         assert!(error.message.contains("SET TBLPROPERTIES ('format-version' = '2')"), "{write}: {error}");
     }
-    run(&sql, "ALTER TABLE first SET TBLPROPERTIES ('format-version' = '2', 'write.delete.mode' = 'merge-on-read')")
-        .await;
-    run(&sql, "INSERT INTO first VALUES (4, 'd')").await;
-    run(&sql, "DELETE FROM first WHERE id = 2").await;
-    run(&sql, "UPDATE first SET what = 'z' WHERE id = 3").await;
+    run(
+        &sql,
+        "ALTER TABLE version_one SET TBLPROPERTIES ('format-version' = '2', 'write.delete.mode' = 'merge-on-read')",
+    )
+    .await;
+    run(&sql, "INSERT INTO version_one VALUES (4, 'd')").await;
+    run(&sql, "DELETE FROM version_one WHERE id = 2").await;
+    run(&sql, "UPDATE version_one SET what = 'z' WHERE id = 3").await;
     python::run(SCRIPT, "sees_version_1_upgraded", &[&uri, "2"]).await;
-    run(&sql, "ALTER TABLE first SET TBLPROPERTIES ('format-version' = '3')").await;
-    run(&sql, "UPDATE first SET what = 'd' WHERE id = 4").await;
+    run(&sql, "ALTER TABLE version_one SET TBLPROPERTIES ('format-version' = '3')").await;
+    run(&sql, "UPDATE version_one SET what = 'd' WHERE id = 4").await;
     python::run(SCRIPT, "sees_version_1_upgraded", &[&uri, "3"]).await;
-    let error = refused(&sql, "ALTER TABLE first SET TBLPROPERTIES ('format-version' = '2')").await;
+    let error = refused(&sql, "ALTER TABLE version_one SET TBLPROPERTIES ('format-version' = '2')").await;
     assert!(error.message.contains("has format version 3 and cannot go back to 2"), "{error}");
 }
