@@ -272,3 +272,36 @@ async fn tables_are_partitioned_by_nanoseconds() {
     assert_eq!(number(&client, "DELETE FROM t WHERE ns < '1970-01-01'").await, 1);
     assert_eq!(numbers(&client, "SELECT id FROM t WHERE other >= '2026-07-02' ORDER BY id").await, [3, 4]);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_that_lake_does_not_know_is_none() {
+    let cluster = cluster().await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (a INT, b VARCHAR)").await;
+    rewrite(&cluster, |json| {
+        let field = serde_json::json!(
+            {"source-id": 1, "transform": "unknown", "direction": "asc", "null-order": "nulls-first"}
+        );
+        json["sort-orders"].as_array_mut().unwrap().push(serde_json::json!({"order-id": 1, "fields": [field]}));
+        json["default-sort-order-id"] = 1.into();
+    })
+    .await;
+    assert_eq!(number(&client, "INSERT INTO t VALUES (2, 'y'), (1, NULL), (3, 'z')").await, 3);
+    assert_eq!(numbers(&client, "SELECT CAST(sort_order_id AS BIGINT) FROM \"t$files\"").await, [0]);
+    assert_eq!(number(&client, "DELETE FROM t WHERE a = 1").await, 1);
+    assert_eq!(numbers(&client, "SELECT a FROM t ORDER BY a").await, [2, 3]);
+    run(&client, "TRUNCATE TABLE t").await;
+}
+
+/// The iceberg crate writes such a name into manifests as it is, and nobody could read them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_field_that_manifests_cannot_name_is_not_written() {
+    let cluster = cluster().await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (a INT, \"b c\" VARCHAR) PARTITIONED BY (\"b c\")").await;
+    assert_eq!(number(&client, "INSERT INTO t VALUES (1, 'x')").await, 1, "under another name");
+    assert_eq!(number(&client, "SELECT count(*) FROM t WHERE \"b c\" = 'x'").await, 1);
+    rewrite(&cluster, |json| json["partition-specs"][0]["fields"][0]["name"] = "b c".into()).await;
+    let error = refused(&client, "INSERT INTO t VALUES (2, 'y')").await;
+    assert!(error.kind == Kind::NotSupported && error.message.contains("\"b c\" has a name"), "{error}");
+}

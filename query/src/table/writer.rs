@@ -22,7 +22,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use super::deletes::DeletePlace;
-use super::layout::Partitioner;
+use super::layout::{self, Partitioner};
 use super::memory::WriterMemory;
 use super::numbers::rounded;
 use super::parquet_file::ParquetFile;
@@ -153,14 +153,13 @@ impl DataWriter {
         target_file_bytes: usize,
     ) -> Result<Self> {
         let schema = metadata.current_schema().clone();
-        let order = metadata.default_sort_order();
         Ok(Self {
             directory: format!("{}/data", metadata.location()),
             arrow_schema: arrow_schema(&schema)?,
             schema,
             target_file_bytes,
             partitioner: Partitioner::new(metadata)?,
-            sort_order_id: (!order.is_unsorted()).then(|| i32::try_from(order.order_id).ok()).flatten(),
+            sort_order_id: layout::sort_order_id(metadata),
             style: Style::of(metadata)?,
             memory: None,
             open: None,
