@@ -13,8 +13,8 @@ use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::{DdlStatement, LogicalPlan};
 use datafusion::sql::parser::Statement as Parsed;
 use datafusion::sql::sqlparser::ast::{
-    AlterColumnOperation, AlterTable, AlterTableOperation, ColumnDef, ColumnOption, CommentObject, Expr, Ident,
-    MySQLColumnPosition, ObjectName, ObjectNamePart, SqlOption, Statement, Value,
+    AlterColumnOperation, AlterTable, AlterTableOperation, ColumnDef, ColumnOption, CommentObject, DataType, Expr,
+    Ident, MySQLColumnPosition, ObjectName, ObjectNamePart, SqlOption, Statement, Value,
     helpers::stmt_create_table::CreateTableBuilder,
 };
 use iceberg::spec::{FormatVersion, Schema, TableMetadata, TableMetadataBuilder};
@@ -66,6 +66,10 @@ pub enum Alteration {
         from: String,
         to: String,
     },
+    MoveColumn {
+        name: String,
+        place: Place,
+    },
     SetType {
         name: String,
         column: FieldRef,
@@ -95,11 +99,20 @@ pub enum Alteration {
     SetOrder(Layout),
 }
 
-/// Where a new column goes.
+/// Where a column goes, among those beside it.
 #[derive(Debug, Clone)]
 pub enum Place {
     First,
     After(String),
+}
+
+impl Place {
+    fn of(position: &MySQLColumnPosition) -> Self {
+        match position {
+            MySQLColumnPosition::First => Place::First,
+            MySQLColumnPosition::After(name) => Place::After(normalize(name)),
+        }
+    }
 }
 
 /// What a statement asks for.
@@ -134,10 +147,7 @@ async fn alteration(state: &SessionState, operation: &AlterTableOperation) -> Re
                 let words = "a column that is NOT NULL and that existing rows do not have";
                 return Err(refused(words).at(place(&column_def.name)));
             }
-            let place = column_position.as_ref().map(|position| match position {
-                MySQLColumnPosition::First => Place::First,
-                MySQLColumnPosition::After(name) => Place::After(normalize(name)),
-            });
+            let place = column_position.as_ref().map(Place::of);
             let column = column(state, column_def).await?;
             vec![Alteration::AddColumn { column, required, comment, default, place, if_not_exists: *if_not_exists }]
         }
@@ -148,6 +158,13 @@ async fn alteration(state: &SessionState, operation: &AlterTableOperation) -> Re
         AlterTableOperation::RenameColumn { old_column_name, new_column_name } => {
             vec![Alteration::RenameColumn { from: normalize(old_column_name), to: normalize(new_column_name) }]
         }
+        // As ALTER COLUMN ... FIRST and AFTER are parsed.
+        AlterTableOperation::ModifyColumn {
+            col_name,
+            data_type: DataType::Unspecified,
+            column_position: Some(position),
+            ..
+        } => vec![Alteration::MoveColumn { name: normalize(col_name), place: Place::of(position) }],
         AlterTableOperation::AlterColumn { column_name, op } => {
             let name = normalize(column_name);
             match op {
@@ -331,6 +348,7 @@ fn apply(
                 _ => columns.drop(name)?,
             },
             Alteration::RenameColumn { from, to } => columns.rename(from, to)?,
+            Alteration::MoveColumn { name, place } => columns.move_to(name, place)?,
             Alteration::SetType { name, column } => columns.set_type(name, column)?,
             Alteration::DropNotNull { name } => columns.change(name, &mut |field| {
                 field.required = false;

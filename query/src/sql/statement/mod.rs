@@ -216,7 +216,7 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
         let statement = altering::alter_table(alter.table.clone(), alter.if_exists, Vec::new());
         return Ok((statement, Action::AlterLayout(Box::new(alter))));
     }
-    let mut statement = match altering::unset_properties(&sql) {
+    let mut statement = match altering::unset_properties(&sql).or_else(|| altering::move_column(&sql)) {
         Some(statement) => statement,
         None => match altering::alter_parts(&sql)? {
             Some(statement) => statement,
