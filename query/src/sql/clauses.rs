@@ -13,7 +13,7 @@ use datafusion::sql::sqlparser::parser::{Parser, ParserError};
 use datafusion::sql::sqlparser::tokenizer::{Location, Token, TokenWithSpan, Tokenizer};
 use iceberg::spec::Transform;
 
-use super::statement::normalize;
+use super::statement::{check_text, normalize};
 use crate::error::{Error, Position, Result};
 use crate::table::layout::{Layout, SortColumn};
 
@@ -246,6 +246,7 @@ fn transformed(expr: &Expr, laid: &str) -> Result<(String, Transform)> {
 /// # Errors
 /// `Invalid` for what is none.
 pub fn sort_order(text: &str) -> Result<Vec<SortColumn>> {
+    check_text(text)?;
     sort_columns(text, |e| Error::invalid(format!("the order {text:?} cannot be understood: {e}")))
 }
 
