@@ -11,7 +11,7 @@
 //! - An operation id in the header `lake-operation-id`: the change is made once by it, whichever node is asked
 //!   ([`crate::sql::once`]).
 //! - Transactions: BeginTransaction and EndTransaction, and statements with a transaction's id. It names its node; others send on
-//!   what concerns it ([`transactions`]).
+//!   what concerns it ([`transactions`]). For an ingest that names none, a cookie does ([`cookies`]).
 //! - Deadlines: the header `lake-timeout-ms`, else `grpc-timeout` less a margin, so that our words reach the client and
 //!   not the transport's; else the configuration's. A client that goes away stops its query; a change goes on to its end.
 //! - Errors: a status whose code says what can be done ([`status`]), with `lake-error-position` where there is a place.
@@ -19,6 +19,7 @@
 //! - With a secret configured, every call needs `authorization: Bearer <secret>`; only the health service does not.
 
 pub mod answering;
+pub mod cookies;
 pub mod info;
 pub mod ingest;
 pub mod keys;

@@ -54,6 +54,13 @@ async fn rows_are_ingested_in_every_mode() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn rows_are_ingested_in_transactions() {
+    let cluster = with("ingest_in_transactions").await;
+    let sql = cluster.client(1).await;
+    assert_eq!(numbers(&sql, "SELECT id FROM fruit ORDER BY id").await, [1, 2, 30, 31, 40]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn pandas_and_polars_read_and_write() {
     let cluster = with("frames").await;
     let sql = cluster.client(1).await;

@@ -6,7 +6,7 @@ import sys
 
 import adbc_driver_flightsql.dbapi as flight_sql
 import pyarrow as pa
-from adbc_driver_flightsql import StatementOptions
+from adbc_driver_flightsql import DatabaseOptions, StatementOptions
 
 UTC = datetime.timezone.utc
 
@@ -129,6 +129,34 @@ def ingest(uri, other):
         reader = pa.RecordBatchReader.from_batches(batches[0].schema, batches)
         same(cursor.adbc_ingest("many", reader, mode="create"), 200_000)
         same(rows(cursor, "SELECT count(*) FROM many"), [(200_000,)])
+
+
+def ingest_in_transactions(uri, other):
+    def batch(*ids):
+        return pa.table({"id": pa.array(ids, pa.int64())})
+
+    # The driver names no transaction for an ingest: one that keeps cookies is known by them.
+    cookies = {DatabaseOptions.WITH_COOKIE_MIDDLEWARE.value: "true"}
+    with flight_sql.connect(uri, db_kwargs=cookies) as lake, lake.cursor() as cursor:
+        same(cursor.adbc_ingest("fruit", batch(30, 31), mode="append"), 2)
+        same(rows(cursor, "SELECT count(*) FROM fruit"), [(4,)])
+        with connect(other) as elsewhere, elsewhere.cursor() as outside:
+            same(rows(outside, "SELECT count(*) FROM fruit"), [(2,)])
+        lake.rollback()
+        same(rows(cursor, "SELECT count(*) FROM fruit"), [(2,)])
+        same(cursor.adbc_ingest("fruit", batch(30, 31), mode="append"), 2)
+        lake.commit()
+        same(cursor.adbc_ingest("fruit", batch(32), mode="append"), 1)
+        refused("inside of a transaction", lambda: cursor.adbc_ingest("x", batch(1), mode="create"))
+        lake.rollback()
+        # None is open any more.
+        lake.adbc_connection.set_autocommit(True)
+        same(cursor.adbc_ingest("made", batch(1), mode="create"), 1)
+    # Without them it is committed at once, as the documentation warns.
+    with flight_sql.connect(uri) as lake, lake.cursor() as cursor:
+        same(cursor.adbc_ingest("fruit", batch(40), mode="append"), 1)
+        lake.rollback()
+        same(rows(cursor, "SELECT count(*) FROM fruit WHERE id = 40"), [(1,)])
 
 
 def frames(uri, other):
