@@ -4,14 +4,16 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Int32Type};
+use arrow_flight::encode::FlightDataEncoderBuilder;
 use arrow_flight::sql::client::FlightSqlServiceClient;
 use arrow_flight::sql::{
-    CommandGetTables, CommandGetXdbcTypeInfo, CommandStatementIngest, EndTransaction, TableDefinitionOptions,
-    TableExistsOption, TableNotExistOption,
+    CommandGetTables, CommandGetXdbcTypeInfo, CommandStatementIngest, EndTransaction, ProstMessageExt,
+    TableDefinitionOptions, TableExistsOption, TableNotExistOption,
 };
 use arrow_flight::{FlightDescriptor, IpcMessage};
 use bytes::Bytes;
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt};
+use prost::Message;
 use tonic::transport::Channel;
 
 use crate::common::{Cluster, in_time, number, rows_of, run, text, until};
@@ -169,6 +171,40 @@ async fn rows_are_ingested_into_a_transaction_at_any_node() {
         client.end_transaction(transaction, end).await.unwrap();
         eventually("the end to be seen", async || (number(&sql, "SELECT count(*) FROM t").await == left).then_some(()))
             .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ingest_that_breaks_off_leaves_nothing() {
+    let cluster = Cluster::start(2).await;
+    let sql = cluster.client(0).await;
+    run(&sql, "CREATE TABLE t (\"0\" BIGINT)").await;
+    let mut holder = flight_sql(&cluster, 0).await;
+    let transaction = holder.begin_transaction().await.unwrap();
+    // By itself, in a transaction, and in one that another node holds.
+    for (node, transaction) in [(0, None), (0, Some(transaction)), (1, Some(holder.begin_transaction().await.unwrap()))]
+    {
+        let command = FlightDescriptor::new_cmd(appending("t", transaction.clone()).as_any().encode_to_vec());
+        let some = futures::stream::iter([Ok(values(vec![Arc::new(Int64Array::from(vec![1, 2]))]))]);
+        let rows = FlightDataEncoderBuilder::new()
+            .with_flight_descriptor(Some(command))
+            .build(some.chain(futures::stream::pending()))
+            .map(Result::unwrap);
+        // Only the call is given up; the connection stays.
+        let connection = flight_sql(&cluster, node).await;
+        let mut client = connection.clone();
+        let ingesting = tokio::spawn(async move { client.inner_mut().do_put(rows).await.map(drop) });
+        let running = || cluster.nodes[0].engine().running();
+        eventually("the rows to come in", async || (running() > 0).then_some(())).await;
+        ingesting.abort();
+        eventually("the change to end", async || (running() == 0).then_some(())).await;
+        drop(connection);
+        assert_eq!(number(&sql, "SELECT count(*) FROM t").await, 0);
+        let Some(transaction) = transaction else { continue };
+        let error = holder.end_transaction(transaction.clone(), EndTransaction::Commit).await.unwrap_err().to_string();
+        assert!(error.contains("aborted"), "{error}");
+        holder.end_transaction(transaction, EndTransaction::Rollback).await.unwrap();
+        assert_eq!(number(&sql, "SELECT count(*) FROM t").await, 0);
     }
 }
 
