@@ -38,6 +38,7 @@ use crate::flight::metrics::Metrics;
 use crate::flight::operations::Operations;
 use crate::flight::served::Served;
 use crate::flight::service::LakeFlight;
+use crate::flight::whole::Whole;
 use crate::outcomes;
 use crate::probes::{self, Probed};
 use crate::rest::{self, Rest};
@@ -345,7 +346,7 @@ async fn serve(
     let flight = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
         .add_service(health_service)
-        .add_service(flight)
+        .add_service(Whole(flight))
         .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
     // Probes are answered for as long as a statement may still be running.
     let drained = CancellationToken::new();

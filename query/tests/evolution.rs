@@ -234,3 +234,74 @@ async fn rows_go_by_the_partitioning_that_is_current() {
     assert_eq!(number(&client, "INSERT OVERWRITE t VALUES (3, 'x')").await, 1);
     assert_eq!(text(&client, "SELECT b FROM t WHERE a = 3").await, [["x"]]);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_are_partitioned_by_nanoseconds() {
+    let cluster = cluster().await;
+    let client = cluster.client(0).await;
+    let columns = "id BIGINT, ns TIMESTAMP, tz TIMESTAMP WITH TIME ZONE, other TIMESTAMP";
+    let parts = "day(ns), bucket(8, ns), tz, hour(tz), year(other)";
+    run(&client, &format!("CREATE TABLE t ({columns}) PARTITIONED BY ({parts}) WITH ('format-version' = '3')")).await;
+    // SQL has no word for such columns.
+    rewrite(&cluster, |json| {
+        for (i, name) in [(1, "timestamp_ns"), (2, "timestamptz_ns"), (3, "timestamp_ns")] {
+            json["schemas"][0]["fields"][i]["type"] = name.into();
+        }
+    })
+    .await;
+    let rows = "(1, '1969-12-30 23:59:59.999999999', '1969-12-30T23:59:59.999999999Z', '1969-12-31 00:00:00'), \
+                (2, '2026-01-02 03:04:05.000000001', '2026-01-02T03:04:05.000000001Z', '2026-01-02 00:00:00'), \
+                (3, '2026-01-02 03:04:05.000000001', '2026-01-02T03:04:05.000000001Z', '2026-07-02 00:00:00'), \
+                (4, NULL, NULL, NULL)";
+    assert_eq!(number(&client, &format!("INSERT INTO t VALUES {rows}")).await, 4);
+    assert_eq!(number(&client, "SELECT count(*) FROM \"t$files\"").await, 3);
+    for (filter, ids) in [
+        ("ns = '1969-12-30 23:59:59.999999999'", vec![1]),
+        ("ns < '1969-12-31'", vec![1]),
+        ("ns >= '2026-01-02'", vec![2, 3]),
+        ("ns IN ('2026-01-02 03:04:05.000000001')", vec![2, 3]),
+        ("tz = '2026-01-02T03:04:05.000000001Z'", vec![2, 3]),
+        ("tz <= '1969-12-30T23:59:59.999999999Z'", vec![1]),
+        ("other > '2026-06-01'", vec![3]),
+        ("ns IS NULL AND tz IS NULL", vec![4]),
+    ] {
+        let sql = format!("SELECT id FROM t WHERE {filter} ORDER BY id");
+        assert_eq!(numbers(&client, &sql).await, ids, "{filter}");
+    }
+    assert_eq!(number(&client, "UPDATE t SET other = '2027-01-01' WHERE tz IS NULL").await, 1);
+    assert_eq!(number(&client, "DELETE FROM t WHERE ns < '1970-01-01'").await, 1);
+    assert_eq!(numbers(&client, "SELECT id FROM t WHERE other >= '2026-07-02' ORDER BY id").await, [3, 4]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_that_lake_does_not_know_is_none() {
+    let cluster = cluster().await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (a INT, b VARCHAR)").await;
+    rewrite(&cluster, |json| {
+        let field = serde_json::json!(
+            {"source-id": 1, "transform": "unknown", "direction": "asc", "null-order": "nulls-first"}
+        );
+        json["sort-orders"].as_array_mut().unwrap().push(serde_json::json!({"order-id": 1, "fields": [field]}));
+        json["default-sort-order-id"] = 1.into();
+    })
+    .await;
+    assert_eq!(number(&client, "INSERT INTO t VALUES (2, 'y'), (1, NULL), (3, 'z')").await, 3);
+    assert_eq!(numbers(&client, "SELECT CAST(sort_order_id AS BIGINT) FROM \"t$files\"").await, [0]);
+    assert_eq!(number(&client, "DELETE FROM t WHERE a = 1").await, 1);
+    assert_eq!(numbers(&client, "SELECT a FROM t ORDER BY a").await, [2, 3]);
+    run(&client, "TRUNCATE TABLE t").await;
+}
+
+/// The iceberg crate writes such a name into manifests as it is, and nobody could read them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_field_that_manifests_cannot_name_is_not_written() {
+    let cluster = cluster().await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (a INT, \"b c\" VARCHAR) PARTITIONED BY (\"b c\")").await;
+    assert_eq!(number(&client, "INSERT INTO t VALUES (1, 'x')").await, 1, "under another name");
+    assert_eq!(number(&client, "SELECT count(*) FROM t WHERE \"b c\" = 'x'").await, 1);
+    rewrite(&cluster, |json| json["partition-specs"][0]["fields"][0]["name"] = "b c".into()).await;
+    let error = refused(&client, "INSERT INTO t VALUES (2, 'y')").await;
+    assert!(error.kind == Kind::NotSupported && error.message.contains("\"b c\" has a name"), "{error}");
+}

@@ -4,6 +4,12 @@
 //! - A read shows whatever was acknowledged [`FRESH_NS`] before it began (*older than allowed*), or so long before as it says that it
 //!   is old (*older than told*). Both show what their own node has acknowledged.
 //! - What a node shows of a table is never older than what it has shown (*went back*), whether it is cut off, or starts anew.
+//! - No answer says that it is older than it can be (*younger than told*): what a node has once known of a table to be so at some time, it
+//!   knows from then on, to be so at that time or later. Of one that did not say that it is old the node has known that it was so
+//!   [`FRESH_NS`] before it was asked for, or later; of one that did, as long before as it said. So a later age is not larger than what
+//!   has passed since then. A node that is started anew knows nothing until it has asked, which is later still; one that was cut off for so
+//!   long that changes are no longer kept (100,000 of them) may have forgotten, which no run comes to. Tables that a node has not shown
+//!   before are not judged.
 //! - There is no value that nobody has written, or that was refused (*unexpected*), none is missing, and none is beside another one
 //!   (*impossible*).
 //!
@@ -25,6 +31,9 @@ pub const NAME: &str = "cached reads";
 pub const MISSING: i64 = -1;
 /// What each table has at first.
 pub const FIRST: i64 = 0;
+
+/// What part of a time the clocks of two machines may differ by in it: twice what a clock is slewed by at most.
+const DRIFT: i128 = 1_000;
 
 /// The largest number acknowledged up to a point: of time in nanoseconds, or of the history.
 #[derive(Default)]
@@ -94,7 +103,7 @@ pub fn check(history: &History) -> Outcome {
             telling += usize::from(one(history, call, node, read, tables.get(table), &mut findings));
         }
     }
-    back(history, ended, &mut findings);
+    one_after_another(history, ended, &mut findings);
     let otherwise = match (acknowledged.len(), reads) {
         (0, _) => Verdict::Unknown("no write succeeded".into()),
         (_, 0) => Verdict::Unknown("nothing was read".into()),
@@ -131,9 +140,7 @@ fn one(
         add("unexpected", what, by.copied());
     }
     let Some(one) = one else { return false };
-    // The age is told in whole milliseconds, and is that of the oldest.
-    let told_ns = stale_ms.map_or(0, |ms| ms.saturating_add(1).saturating_mul(1_000_000));
-    let may_be_ns = FRESH_NS.max(told_ns);
+    let may_be_ns = FRESH_NS.max(stale_ms.map_or(0, at_most_ns));
     let began_ns = history.invocation(call).time_ns;
     let known = began_ns.checked_sub(may_be_ns).and_then(|at| one.anywhere.up_to(at));
     let own = one.at_node.get(&node).zip(call.invoked.checked_sub(1));
@@ -150,31 +157,61 @@ fn one(
     newest.is_some()
 }
 
-/// Reads at one node beside each other.
-fn back(history: &History, mut ended: Vec<(usize, u64, &Call)>, findings: &mut Findings) {
+/// How old what is shown is at most. The age is told in whole milliseconds, and is that of the oldest.
+fn at_most_ns(stale_ms: u64) -> u64 {
+    stale_ms.saturating_add(1).saturating_mul(1_000_000)
+}
+
+/// Reads at one node, each beside those that had ended before it.
+fn one_after_another(history: &History, mut ended: Vec<(usize, u64, &Call)>, findings: &mut Findings) {
     let by_invocation: Vec<(u64, &Call)> = ended.iter().map(|(_, node, call)| (*node, *call)).collect();
     ended.sort_unstable_by_key(|(at, ..)| *at);
-    let values = |call: &Call| match history.action(call) {
-        Action::Cached(Cached::Read { values: Some(values), .. }) => Some(values),
+    let shown = |call: &Call| match history.action(call) {
+        Action::Cached(Cached::Read { values: Some(values), stale_ms }) => Some((values, *stale_ms)),
         _ => None,
     };
     let mut newest: BTreeMap<(u64, &Key), (i64, &Call)> = BTreeMap::new();
+    // When it was certainly known to be so, at the latest that answers tell: perhaps before the history.
+    let mut known: BTreeMap<(u64, &Key), (i128, &Call)> = BTreeMap::new();
     let mut before = ended.into_iter().peekable();
     for (node, call) in by_invocation {
-        while let Some((_, node, shown)) = before.next_if(|(at, ..)| *at < call.invoked) {
-            for (table, value) in values(shown).into_iter().flatten() {
-                let known = newest.entry((node, table)).or_insert((*value, shown));
-                if *value > known.0 {
-                    *known = (*value, shown);
-                }
+        while let Some((_, node, by)) = before.next_if(|(at, ..)| *at < call.invoked) {
+            let Some((values, stale_ms)) = shown(by) else { continue };
+            let old_ns = stale_ms.map_or(FRESH_NS, at_most_ns);
+            let since = i128::from(history.invocation(by).time_ns) - i128::from(old_ns);
+            for (table, value) in values {
+                later(newest.entry((node, table)).or_insert((*value, by)), *value, by);
+                later(known.entry((node, table)).or_insert((since, by)), since, by);
             }
         }
-        for (table, value) in values(call).into_iter().flatten() {
-            let Some((newer, shown)) = newest.get(&(node, table)).filter(|(newer, _)| value < newer) else { continue };
+        let Some((values, stale_ms)) = shown(call) else { continue };
+        for (table, value) in values {
+            let Some((newer, by)) = newest.get(&(node, table)).filter(|(newer, _)| value < newer) else { continue };
             findings.add("went back", || {
                 let what = format!("node {node} has shown {newer} of table {table}, and then {value}");
-                Finding::new("went back", what, Bar::all(history, [*shown, call]))
+                Finding::new("went back", what, Bar::all(history, [*by, call]))
             });
         }
+        let of_each: Option<Vec<(i128, &Call)>> =
+            values.keys().map(|table| known.get(&(node, table)).copied()).collect();
+        let oldest = of_each.and_then(|of_each| of_each.into_iter().min_by_key(|(since, _)| *since));
+        let (Some(ms), Some((since, by)), Some(end)) = (stale_ms, oldest, history.end(call)) else { continue };
+        let passed_ns = i128::from(end.time_ns) - since;
+        let can_be_ms = (passed_ns + passed_ns / DRIFT) / 1_000_000;
+        if i128::from(ms) > can_be_ms {
+            findings.add("younger than told", || {
+                let what = format!(
+                    "node {node} says that what it shows is {ms} ms old; by what it has answered before it is {can_be_ms} ms at most"
+                );
+                Finding::new("younger than told", what, Bar::all(history, [by, call]))
+            });
+        }
+    }
+}
+
+/// The larger one of the two, and whose it is.
+fn later<'a, T: PartialOrd>(known: &mut (T, &'a Call), other: T, by: &'a Call) {
+    if other > known.0 {
+        *known = (other, by);
     }
 }

@@ -154,7 +154,7 @@ impl Sim {
 type Break = fn(&mut Sim);
 
 /// Broken promises, by what must be found.
-const BROKEN: [(&str, Break); 7] = [
+const BROKEN: [(&str, Break); 9] = [
     ("older than allowed", |sim| {
         let number = sim.written_since();
         sim.now_ms += FRESH + 10;
@@ -168,6 +168,19 @@ const BROKEN: [(&str, Break); 7] = [
         let number = sim.written_since();
         sim.now_ms += 5 * FRESH;
         sim.told(1, number - 1, Some(3 * FRESH));
+    }),
+    ("younger than told", |sim| {
+        let number = sim.written_since();
+        sim.now_ms += FRESH / 2;
+        sim.told(1, number - 1, Some(2 * FRESH));
+    }),
+    ("younger than told", |sim| {
+        let number = sim.written_since();
+        sim.now_ms += 2 * FRESH;
+        sim.told(1, number - 1, Some(2 * FRESH));
+        // It grows as time passes.
+        sim.now_ms += FRESH;
+        sim.told(1, number - 1, Some(4 * FRESH));
     }),
     ("went back", |sim| {
         let number = sim.written_since();

@@ -317,7 +317,7 @@ async fn a_revision_that_another_watch_tells_of_is_noticed() {
     // The pointers are told of nothing.
     let pointers = PointerCache::new(Arc::new(FaultyStore::default()), CacheConfig::default());
     let store = MemoryStore::shared();
-    let noticing = Noticing::new(store.clone(), pointers.downgrade(), Arc::default());
+    let noticing = Noticing::new(store.clone(), pointers.downgrade(), Arc::default(), Arc::default());
     let mut told = noticing.watch("/lake/catalog/", 1, soon()).await.unwrap();
     let revision = store.cas("/kv/a", None, "1".into(), soon()).await.unwrap().result.revision;
     assert_eq!(told.next().await.unwrap().unwrap().progress, revision);

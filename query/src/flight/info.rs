@@ -29,6 +29,7 @@ pub fn sql_info() -> Result<SqlInfoData> {
     info.append(SqlInfo::FlightSqlServerTransaction, 1i32);
     info.append(SqlInfo::FlightSqlServerCancel, true);
     info.append(SqlInfo::FlightSqlServerBulkIngestion, true);
+    // For who names the transaction in the command, or keeps cookies ([`super::cookies`]).
     info.append(SqlInfo::FlightSqlServerIngestTransactionsSupported, true);
     info.append(SqlInfo::SqlIdentifierCase, SqlSupportedCaseSensitivity::SqlCaseSensitivityLowercase as i32);
     info.append(

@@ -2,7 +2,7 @@
 //!
 //! It is a statement over the rows that come ([`ROWS`]): `INSERT INTO t (columns) SELECT columns`, by name, or `CREATE [OR REPLACE] TABLE
 //! t AS SELECT`. So rows go to the table as they come, sorted and partitioned as the table wants, as fast as they are written; the
-//! snapshot has all of them or none. A stream that breaks off fails the statement.
+//! snapshot has all of them or none. A stream that breaks off fails the statement ([`super::whole`]).
 //!
 //! Where the table may or may not be there, it is created empty first, in a step of its own.
 

@@ -11,14 +11,16 @@
 //! - An operation id in the header `lake-operation-id`: the change is made once by it, whichever node is asked
 //!   ([`crate::sql::once`]).
 //! - Transactions: BeginTransaction and EndTransaction, and statements with a transaction's id. It names its node; others send on
-//!   what concerns it ([`transactions`]).
+//!   what concerns it ([`transactions`]). For an ingest that names none, a cookie does ([`cookies`]).
 //! - Deadlines: the header `lake-timeout-ms`, else `grpc-timeout` less a margin, so that our words reach the client and
-//!   not the transport's; else the configuration's. A client that goes away stops its query; a change goes on to its end.
+//!   not the transport's; else the configuration's. A client that goes away stops its query; a change goes on to its end, once
+//!   all of the request is there: one that breaks off is no whole one ([`whole`]).
 //! - Errors: a status whose code says what can be done ([`status`]), with `lake-error-position` where there is a place.
 //! - Rows from pointers that are old because the metadata cluster is away: the header `lake-stale-ms`.
 //! - With a secret configured, every call needs `authorization: Bearer <secret>`; only the health service does not.
 
 pub mod answering;
+pub mod cookies;
 pub mod info;
 pub mod ingest;
 pub mod keys;
@@ -33,6 +35,7 @@ pub mod service;
 pub mod status;
 pub mod ticket;
 pub mod transactions;
+pub mod whole;
 
 use std::time::Duration;
 

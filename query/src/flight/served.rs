@@ -4,6 +4,7 @@
 //!   the whole one, and a query is run as its rows are taken, however long that lasts. There is nothing to poll for: results are kept
 //!   nowhere.
 //! - GetSchema: what GetFlightInfo says of the rows.
+//! - DoAction: with the cookie of a transaction that is begun or ended ([`super::cookies`]).
 //! - DoExchange: for parts of queries that other nodes coordinate ([`crate::distributed`]).
 
 use arrow_flight::flight_service_server::FlightService;
@@ -14,6 +15,7 @@ use tonic::metadata::MetadataValue;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::SCHEMA_HEADER;
+use super::cookies::Change;
 use super::service::LakeFlight;
 use crate::distributed::service::Parts;
 
@@ -74,7 +76,8 @@ impl FlightService for Served {
     }
 
     async fn do_action(&self, request: Request<Action>) -> Result<Self::DoActionStream> {
-        self.flight.do_action(request).await
+        let cookie = Change::of(&request);
+        cookie.told(self.flight.do_action(request).await?).await
     }
 
     async fn list_actions(&self, request: Request<Empty>) -> Result<Self::ListActionsStream> {

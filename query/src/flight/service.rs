@@ -39,7 +39,7 @@ use super::rows::{FlightStream, encode, encode_one, outgoing_schema};
 use super::running::{self, Running};
 use super::ticket::{Asked, Plan, StatementTicket};
 use super::transactions::{self, Elsewhere, settings_of};
-use super::{SCHEMA_HEADER, STALE_HEADER, info, listing, status, timeout_of};
+use super::{SCHEMA_HEADER, STALE_HEADER, cookies, info, listing, status, timeout_of};
 use crate::error::Error;
 use crate::progress;
 use crate::sql::bound::Bound;
@@ -231,7 +231,7 @@ impl LakeFlight {
         let data = answer.map_err(|status| FlightError::Tonic(Box::new(status)));
         let rows: Vec<RecordBatch> = FlightRecordBatchStream::new_from_flight_data(data).try_collect().await?;
         let count = rows.first().and_then(|rows| rows.column(0).as_primitive_opt::<Int64Type>()).map(|c| c.value(0));
-        count.ok_or_else(|| Status::internal("the node of the transaction did not answer with a count"))
+        count.ok_or_else(transactions::no_count)
     }
 
     /// The id of the statement that a FlightInfo stands for.
@@ -437,13 +437,12 @@ impl FlightSqlService for LakeFlight {
         request: Request<PeekableFlightDataStream>,
     ) -> Result<i64, Status> {
         let headers = request.metadata().clone();
-        let settings = self.settings(&headers, command.transaction_id.as_ref())?;
+        let named = command.transaction_id.clone().filter(|id| !id.is_empty());
+        let transaction = named.or_else(|| cookies::transaction(&headers));
+        let settings = self.settings(&headers, transaction.as_ref())?;
         let target = Target::of(&command).map_err(refused)?;
-        if let Some(handle) = self.sessions.elsewhere(&settings).map_err(refused)? {
-            return Err(refused(Error::not_supported(format!(
-                "the transaction is held by {}, and rows are ingested into it there only: connect to it; nothing was done",
-                handle.node
-            ))));
+        if let Some(elsewhere) = Elsewhere::of(&self.sessions, &settings, &headers).map_err(refused)? {
+            return elsewhere.put(&headers, request.into_inner()).await;
         }
         let rows = Incoming::new(request.into_inner()).await.map_err(refused)?;
         let (timeout, deadline) = (timeout_of(&headers), self.engine.write_deadline(timeout_of(&headers)));

@@ -10,17 +10,21 @@
 use std::time::Duration;
 
 use arrow_flight::flight_service_client::FlightServiceClient;
-use arrow_flight::sql::{ActionBeginTransactionResult, ActionEndTransactionRequest, EndTransaction, ProstMessageExt};
+use arrow_flight::sql::server::PeekableFlightDataStream;
+use arrow_flight::sql::{
+    ActionBeginTransactionResult, ActionEndTransactionRequest, DoPutUpdateResult, EndTransaction, ProstMessageExt,
+};
 use arrow_flight::{Action, FlightDescriptor, FlightInfo, Ticket};
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt};
 use prost::Message;
+use tokio::sync::mpsc;
 use tonic::metadata::{BinaryMetadataValue, MetadataMap, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 use super::rows::FlightStream;
 use super::status::from_error;
-use super::{FORWARDED_HEADER, ISOLATION_HEADER, OPERATION_HEADER, SCHEMA_HEADER, TIMEOUT_HEADER, timeout_of};
+use super::{FORWARDED_HEADER, ISOLATION_HEADER, OPERATION_HEADER, SCHEMA_HEADER, TIMEOUT_HEADER, cookies, timeout_of};
 use crate::error::{Error, Result};
 use crate::sql::once;
 use crate::sql::session::{Sessions, Settings};
@@ -29,6 +33,10 @@ use crate::table::conflict::Isolation;
 
 /// The settings of the client's session.
 pub const SETTINGS_HEADER: &str = "lake-settings-bin";
+/// The action that begins a transaction.
+pub const BEGIN: &str = "BeginTransaction";
+/// The action that ends one.
+pub const END: &str = "EndTransaction";
 /// How long sending on a request may take before it is given up.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
@@ -114,8 +122,7 @@ pub async fn end(
     if let Some(elsewhere) = Elsewhere::of(sessions, &settings, headers).map_err(refused)? {
         match elsewhere.connect().await {
             Ok(mut node) => {
-                let action =
-                    Action { r#type: "EndTransaction".to_owned(), body: request.as_any().encode_to_vec().into() };
+                let action = Action { r#type: END.to_owned(), body: request.as_any().encode_to_vec().into() };
                 let answer = node.do_action(elsewhere.carry(headers, action)).await?;
                 return answer.into_inner().try_for_each(|_| futures::future::ok(())).await;
             }
@@ -164,10 +171,17 @@ impl Elsewhere {
     pub fn carry<T>(&self, headers: &MetadataMap, message: T) -> Request<T> {
         let mut request = Request::new(message);
         let carried = request.metadata_mut();
-        for name in ["authorization", "grpc-timeout", TIMEOUT_HEADER, OPERATION_HEADER, ISOLATION_HEADER, SCHEMA_HEADER]
-        {
-            if let Some(value) = headers.get(name) {
-                carried.insert(name, value.clone());
+        for name in [
+            "authorization",
+            "grpc-timeout",
+            cookies::HEADER,
+            TIMEOUT_HEADER,
+            OPERATION_HEADER,
+            ISOLATION_HEADER,
+            SCHEMA_HEADER,
+        ] {
+            for value in headers.get_all(name) {
+                carried.append(name, value.clone());
             }
         }
         if let Some(value) = headers.get_bin(SETTINGS_HEADER) {
@@ -203,6 +217,42 @@ impl Elsewhere {
         let mut node = self.connect().await.map_err(|e| from_error(&e))?;
         node.get_flight_info(self.carry(headers, descriptor)).await
     }
+
+    /// The count that the node answers to rows which are ingested. They go there as they come; what is held of them here is a message
+    /// and what HTTP/2 lets be under way.
+    ///
+    /// # Errors
+    /// That node's, and the client's stream's.
+    pub async fn put(&self, headers: &MetadataMap, rows: PeekableFlightDataStream) -> Result<i64, Status> {
+        let mut node = self.connect().await.map_err(|e| from_error(&e))?;
+        let (broke, mut broken) = mpsc::channel(1);
+        // What ends is committed. Where the client's stream fails, the other goes on without an end, until the call is given up.
+        let rows = rows.filter_map(move |data| {
+            let broke = broke.clone();
+            async move {
+                match data {
+                    Ok(data) => Some(data),
+                    Err(status) => {
+                        let _ = broke.send(status).await;
+                        std::future::pending().await
+                    }
+                }
+            }
+        });
+        let answer = tokio::select! {
+            biased;
+            Some(status) = broken.recv() => return Err(status),
+            answer = node.do_put(self.carry(headers, rows)) => answer?,
+        };
+        let result = answer.into_inner().try_next().await?;
+        let result = result.and_then(|result| DoPutUpdateResult::decode(result.app_metadata).ok());
+        result.map(|result| result.record_count).ok_or_else(no_count)
+    }
+}
+
+/// The answer to a change is something else.
+pub fn no_count() -> Status {
+    Status::internal("the node of the transaction did not answer with a count")
 }
 
 #[cfg(test)]

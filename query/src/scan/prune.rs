@@ -239,7 +239,7 @@ impl Buckets {
     fn of(&mut self, transform: Transform, values: &HashSet<ScalarValue>) -> &Option<Vec<i32>> {
         self.of.entry(transform).or_insert_with(|| {
             let function = sound::function(transform).ok()?;
-            let bucket = |value| match function.transform_literal(&datum(value)?).ok()??.literal() {
+            let bucket = |value| match function.of(&datum(value)?).ok()??.literal() {
                 PrimitiveLiteral::Int(bucket) => Some(*bucket),
                 _ => None,
             };
@@ -256,6 +256,8 @@ fn datum(value: &ScalarValue) -> Option<Datum> {
         ScalarValue::Date32(Some(v)) => Datum::date(*v),
         ScalarValue::TimestampMicrosecond(Some(v), None) => Datum::timestamp_micros(*v),
         ScalarValue::TimestampMicrosecond(Some(v), Some(_)) => Datum::timestamptz_micros(*v),
+        ScalarValue::TimestampNanosecond(Some(v), None) => Datum::timestamp_nanos(*v),
+        ScalarValue::TimestampNanosecond(Some(v), Some(_)) => Datum::timestamptz_nanos(*v),
         ScalarValue::Utf8(Some(v)) | ScalarValue::LargeUtf8(Some(v)) | ScalarValue::Utf8View(Some(v)) => {
             Datum::string(v)
         }

@@ -11,6 +11,7 @@ use iceberg::spec::{Literal, NullOrder, SortDirection, TableMetadata, Transform}
 use super::adapter::NAME_MAPPING;
 use super::values::literal_scalar;
 use crate::error::Result;
+use crate::table::layout;
 use crate::table::types::arrow_schema;
 use crate::table::{FORMAT_VERSION, Table, new_table_properties};
 use crate::words;
@@ -120,7 +121,8 @@ fn joined(columns: impl Iterator<Item = String>) -> Option<String> {
 
 /// None for what makes no difference: a column that is gone.
 fn transformed(metadata: &TableMetadata, column: i32, transform: Transform) -> Option<String> {
-    let column = name(metadata.current_schema().name_by_field_id(column)?);
+    let path = layout::names(metadata.current_schema(), column)?;
+    let column = path.into_iter().map(name).collect::<Vec<_>>().join(".");
     Some(match transform {
         Transform::Void => return None,
         Transform::Identity => column,

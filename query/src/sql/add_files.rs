@@ -470,7 +470,7 @@ fn partition_value(file: &DataFile, field: &PartitionField) -> Result<Option<Lit
     };
     let cut = |bound: &Datum| bound.to_bytes().is_ok_and(|bytes| bytes.len() >= CUT_TEXT_BYTES);
     let function = sound::function(field.transform)?;
-    let (first, last) = (function.transform_literal(lower)?, function.transform_literal(upper)?);
+    let (first, last) = (function.of(lower)?, function.of(upper)?);
     let in_order = !matches!(field.transform, Transform::Bucket(_));
     match first == last && (in_order || lower == upper) && !cut(lower) && !cut(upper) {
         true => Ok(first.map(Literal::from)),

@@ -13,11 +13,11 @@ use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::{DdlStatement, LogicalPlan};
 use datafusion::sql::parser::Statement as Parsed;
 use datafusion::sql::sqlparser::ast::{
-    AlterColumnOperation, AlterTable, AlterTableOperation, ColumnDef, ColumnOption, CommentObject, Expr, Ident,
-    MySQLColumnPosition, ObjectName, ObjectNamePart, SqlOption, Statement, Value,
+    AlterColumnOperation, AlterTable, AlterTableOperation, ColumnDef, ColumnOption, CommentObject, DataType, Expr,
+    Ident, MySQLColumnPosition, ObjectName, ObjectNamePart, SqlOption, Statement, Value,
     helpers::stmt_create_table::CreateTableBuilder,
 };
-use iceberg::spec::{Schema, TableMetadata, TableMetadataBuilder};
+use iceberg::spec::{FormatVersion, Schema, TableMetadata, TableMetadataBuilder};
 
 use super::columns::{Columns, shown};
 use super::procedures::constant;
@@ -66,6 +66,10 @@ pub enum Alteration {
         from: String,
         to: String,
     },
+    MoveColumn {
+        name: String,
+        place: Place,
+    },
     SetType {
         name: String,
         column: FieldRef,
@@ -87,17 +91,28 @@ pub enum Alteration {
         names: Vec<String>,
         if_exists: bool,
     },
+    /// The table has this format version from now on.
+    Upgrade(FormatVersion),
     /// Partitioning of what is written from now on.
     SetPartition(Layout),
     /// Order of what is written from now on.
     SetOrder(Layout),
 }
 
-/// Where a new column goes.
+/// Where a column goes, among those beside it.
 #[derive(Debug, Clone)]
 pub enum Place {
     First,
     After(String),
+}
+
+impl Place {
+    fn of(position: &MySQLColumnPosition) -> Self {
+        match position {
+            MySQLColumnPosition::First => Place::First,
+            MySQLColumnPosition::After(name) => Place::After(normalize(name)),
+        }
+    }
 }
 
 /// What a statement asks for.
@@ -132,10 +147,7 @@ async fn alteration(state: &SessionState, operation: &AlterTableOperation) -> Re
                 let words = "a column that is NOT NULL and that existing rows do not have";
                 return Err(refused(words).at(place(&column_def.name)));
             }
-            let place = column_position.as_ref().map(|position| match position {
-                MySQLColumnPosition::First => Place::First,
-                MySQLColumnPosition::After(name) => Place::After(normalize(name)),
-            });
+            let place = column_position.as_ref().map(Place::of);
             let column = column(state, column_def).await?;
             vec![Alteration::AddColumn { column, required, comment, default, place, if_not_exists: *if_not_exists }]
         }
@@ -146,6 +158,13 @@ async fn alteration(state: &SessionState, operation: &AlterTableOperation) -> Re
         AlterTableOperation::RenameColumn { old_column_name, new_column_name } => {
             vec![Alteration::RenameColumn { from: normalize(old_column_name), to: normalize(new_column_name) }]
         }
+        // As ALTER COLUMN ... FIRST and AFTER are parsed.
+        AlterTableOperation::ModifyColumn {
+            col_name,
+            data_type: DataType::Unspecified,
+            column_position: Some(position),
+            ..
+        } => vec![Alteration::MoveColumn { name: normalize(col_name), place: Place::of(position) }],
         AlterTableOperation::AlterColumn { column_name, op } => {
             let name = normalize(column_name);
             match op {
@@ -184,7 +203,7 @@ async fn alteration(state: &SessionState, operation: &AlterTableOperation) -> Re
                         if_exists,
                     }]
                 }
-                _ => vec![Alteration::SetProperties(properties(table_properties)?)],
+                _ => properties_of_altered(table_properties)?,
             }
         }
         other => {
@@ -193,6 +212,19 @@ async fn alteration(state: &SessionState, operation: &AlterTableOperation) -> Re
             return Err(refused(&format!("ALTER TABLE ... {}", words.join(" "))));
         }
     })
+}
+
+/// What SET TBLPROPERTIES of a table asks for, which may upgrade it.
+fn properties_of_altered(options: &[SqlOption]) -> Result<Vec<Alteration>> {
+    let mut properties = properties_of_new(options)?;
+    let upgrade = match properties.remove(FORMAT_VERSION).as_deref() {
+        None => None,
+        Some("1") => Some(FormatVersion::V1),
+        Some("2") => Some(FormatVersion::V2),
+        Some("3") => Some(FormatVersion::V3),
+        Some(other) => return Err(Error::invalid(format!("{FORMAT_VERSION} is {other:?}, and must be 2 or 3"))),
+    };
+    Ok(upgrade.map(Alteration::Upgrade).into_iter().chain([Alteration::SetProperties(properties)]).collect())
 }
 
 /// What COMMENT ON asks for, and of which table.
@@ -230,7 +262,7 @@ pub fn properties(options: &[SqlOption]) -> Result<HashMap<String, String>> {
     Ok(properties)
 }
 
-/// [`properties`] of a table that is to be created, which may say in which format version.
+/// [`properties`] of a table, which may say in which format version it is.
 ///
 /// # Errors
 /// As [`properties`].
@@ -316,6 +348,7 @@ fn apply(
                 _ => columns.drop(name)?,
             },
             Alteration::RenameColumn { from, to } => columns.rename(from, to)?,
+            Alteration::MoveColumn { name, place } => columns.move_to(name, place)?,
             Alteration::SetType { name, column } => columns.set_type(name, column)?,
             Alteration::DropNotNull { name } => columns.change(name, &mut |field| {
                 field.required = false;
@@ -346,6 +379,16 @@ fn apply(
                     return Err(Error::not_found(format!("the table has no property {name}")));
                 }
                 builder = builder.remove_properties(&there)?;
+            }
+            Alteration::Upgrade(version) => {
+                let current = base.format_version();
+                if *version < current {
+                    return Err(Error::invalid(format!(
+                        "the table has format version {} and cannot go back to {}: an upgrade is for good",
+                        current as u8, *version as u8
+                    )));
+                }
+                builder = builder.upgrade_format_version(*version)?;
             }
             Alteration::SetPartition(layout) => {
                 let spec = layout.spec(schema)?;

@@ -13,7 +13,7 @@ use datafusion::sql::sqlparser::parser::{Parser, ParserError};
 use datafusion::sql::sqlparser::tokenizer::{Location, Token, TokenWithSpan, Tokenizer};
 use iceberg::spec::Transform;
 
-use super::statement::{normalize, refused};
+use super::statement::{check_text, normalize};
 use crate::error::{Error, Position, Result};
 use crate::table::layout::{Layout, SortColumn};
 
@@ -186,20 +186,36 @@ fn partition_columns(text: &str, wrong: impl Fn(ParserError) -> Error) -> Result
 }
 
 fn partition_column(expr: &Expr) -> Result<(String, Transform)> {
+    transformed(expr, "partitioned")
+}
+
+/// A column or a part of structs, as the table's schema has it: `s.a`.
+fn path(expr: &Expr) -> Option<String> {
+    match expr {
+        Expr::Identifier(column) => Some(normalize(column)),
+        Expr::CompoundIdentifier(parts) => Some(parts.iter().map(normalize).collect::<Vec<_>>().join(".")),
+        _ => None,
+    }
+}
+
+/// What a table is `laid` out by.
+fn transformed(expr: &Expr, laid: &str) -> Result<(String, Transform)> {
     let odd = || {
         Error::invalid(format!(
-            "a table is partitioned by columns, and bucket(n, c), truncate(n, c), year(c), month(c), day(c) or hour(c), not by {expr}"
+            "a table is {laid} by columns, and bucket(n, c), truncate(n, c), year(c), month(c), day(c) or hour(c), not by {expr}"
         ))
     };
+    if let Some(column) = path(expr) {
+        return Ok((column, Transform::Identity));
+    }
     match expr {
-        Expr::Identifier(column) => Ok((normalize(column), Transform::Identity)),
         Expr::Function(Function { name, args: FunctionArguments::List(list), .. }) => {
             let mut column = None;
             let mut number = None;
             for arg in &list.args {
                 let FunctionArg::Unnamed(FunctionArgExpr::Expr(arg)) = arg else { return Err(odd()) };
                 match arg {
-                    Expr::Identifier(name) if column.is_none() => column = Some(normalize(name)),
+                    arg if column.is_none() && path(arg).is_some() => column = path(arg),
                     Expr::Value(value) if number.is_none() => match &value.value {
                         Value::Number(text, _) => number = Some(text.parse::<u32>().map_err(|_| odd())?),
                         _ => return Err(odd()),
@@ -225,11 +241,12 @@ fn partition_column(expr: &Expr) -> Result<(String, Transform)> {
     }
 }
 
-/// Columns that rows are sorted by: `a, b DESC NULLS LAST`.
+/// What rows are sorted by: `a, bucket(16, b) DESC NULLS LAST`.
 ///
 /// # Errors
-/// `Invalid` for what is none; `NotSupported` for what is no column.
+/// `Invalid` for what is none.
 pub fn sort_order(text: &str) -> Result<Vec<SortColumn>> {
+    check_text(text)?;
     sort_columns(text, |e| Error::invalid(format!("the order {text:?} cannot be understood: {e}")))
 }
 
@@ -239,15 +256,14 @@ fn sort_columns(text: &str, wrong: impl Fn(ParserError) -> Error) -> Result<Vec<
 }
 
 fn sort_column(order: OrderByExpr) -> Result<SortColumn> {
-    match &order.expr {
-        Expr::Identifier(name) => {
-            let descending = order.options.asc == Some(false);
-            // As in Iceberg: with the smallest values.
-            let nulls_first = order.options.nulls_first.unwrap_or(!descending);
-            Ok(SortColumn { name: normalize(name), descending, nulls_first })
-        }
-        other => Err(refused(&format!("sorting a table by {other}, which is no column,"))),
+    let (name, transform) = transformed(&order.expr, "sorted")?;
+    if transform == Transform::Void {
+        return Err(Error::invalid(format!("void({name}) is nothing that rows can be sorted by")));
     }
+    let descending = order.options.asc == Some(false);
+    // As in Iceberg: with the smallest values.
+    let nulls_first = order.options.nulls_first.unwrap_or(!descending);
+    Ok(SortColumn { name, transform, descending, nulls_first })
 }
 
 #[cfg(test)]
@@ -268,6 +284,19 @@ mod tests {
         );
         let order: Vec<_> = layout.sort.iter().map(|c| (c.name.as_str(), c.descending, c.nulls_first)).collect();
         assert_eq!(order, [("a", true, false), ("b", false, true)]);
+        let sort = sort_order("bucket(16, s.id) DESC, days(\"At\"), truncate(2, c) NULLS LAST").unwrap();
+        let order: Vec<_> = sort.iter().map(|c| (c.name.as_str(), c.transform, c.nulls_first)).collect();
+        assert_eq!(
+            order,
+            [
+                ("s.id", Transform::Bucket(16), false),
+                ("At", Transform::Day, true),
+                ("c", Transform::Truncate(2), false)
+            ]
+        );
+        for wrong in ["a + 1", "void(a)", "bucket(a)", "nothing(a)"] {
+            assert!(sort_order(wrong).is_err(), "{wrong}");
+        }
         for same in ["SELECT 1", "CREATE TABLE t AS SELECT count(*) OVER (PARTITION BY a) FROM u", "CREATE TABLE 'x"] {
             assert_eq!(take_layout(same).unwrap(), (same.to_owned(), Layout::default()));
         }

@@ -95,16 +95,22 @@ impl<'a> Columns<'a> {
         let field = Arc::new(field);
         self.change_fields(parent, &mut |fields| {
             check_free(fields, path, name, None)?;
-            let at = match place {
-                None => fields.len(),
-                Some(Place::First) => 0,
-                Some(Place::After(before)) => {
-                    let at = fields.iter().position(|field| field.name == *before);
-                    at.ok_or_else(|| Error::not_found(format!("there is no column {before} beside {}", shown(path))))?
-                        + 1
-                }
-            };
+            let at = place.map_or(Ok(fields.len()), |place| place_among(fields, path, place))?;
             fields.insert(at, field.clone());
+            Ok(())
+        })
+    }
+
+    /// Moves a column, or a field of a struct, among those beside it.
+    pub fn move_to(&mut self, path: &str, place: &Place) -> Result<()> {
+        self.find(path)?;
+        let (parent, name) = self.parent_of(path, "moved")?;
+        self.change_fields(parent, &mut |fields| {
+            let Some(from) = fields.iter().position(|field| field.name == name) else { return Ok(()) };
+            let field = fields.remove(from);
+            // It is not beside itself.
+            let at = place_among(fields, path, place)?;
+            fields.insert(at, field);
             Ok(())
         })
     }
@@ -192,7 +198,7 @@ impl<'a> Columns<'a> {
         if self.base.format_version() < FormatVersion::V3 {
             return Err(Error::not_supported(format!(
                 "a default for column {name} needs a table of format version 3, and this one has {} (WITH ('format-version' = '3') behind \
-                 CREATE TABLE's columns says so)",
+                 CREATE TABLE's columns says so, and ALTER TABLE ... SET TBLPROPERTIES ('format-version' = '3') upgrades it)",
                 self.base.format_version() as u8
             )));
         }
@@ -211,6 +217,17 @@ impl<'a> Columns<'a> {
         match back.is_ok_and(|back| back.write_default == literal) {
             true => Ok(literal),
             false => Err(Error::not_supported(format!("the default {value} of column {name} cannot be kept exactly"))),
+        }
+    }
+}
+
+/// At which place of these fields a column at `path`, which is none of them, is to be.
+fn place_among(fields: &[NestedFieldRef], path: &str, place: &Place) -> Result<usize> {
+    match place {
+        Place::First => Ok(0),
+        Place::After(before) => {
+            let at = fields.iter().position(|field| field.name == *before).map(|at| at + 1);
+            at.ok_or_else(|| Error::not_found(format!("there is no column {before} beside {}", shown(path))))
         }
     }
 }

@@ -45,7 +45,7 @@ const PROCEDURES: [(&[&str], &[&str]); 12] = [
     (&["expire_snapshots"], &["table", "older_than", "retain_last", "dry_run"]),
     (
         &["rewrite_data_files"],
-        &["table", "min_input_files", "strategy", "sort_order", "delete_file_threshold", "dry_run"],
+        &["table", "min_input_files", "strategy", "sort_order", "delete_file_threshold", "dry_run", "where"],
     ),
     (&["rewrite_manifests"], &["table"]),
     (&["remove_orphan_files"], &["table", "older_than_hours", "dry_run"]),
@@ -64,7 +64,7 @@ pub enum Procedure {
     CreateRef { table: TableIdent, name: String, snapshot: Option<i64>, retention: SnapshotRetention },
     DropRef { table: TableIdent, name: String, branch: bool },
     ExpireSnapshots { table: TableIdent, older_than_ms: Option<i64>, retain_last: Option<u64>, dry_run: bool },
-    RewriteDataFiles { table: TableIdent, strategy: Strategy, dry_run: bool },
+    RewriteDataFiles { table: TableIdent, strategy: Strategy, condition: Option<String>, dry_run: bool },
     RewriteManifests { table: TableIdent },
     RemoveOrphanFiles { table: TableIdent, older_than: Duration, dry_run: bool },
     RegisterTable { table: TableIdent, metadata_file: String },
@@ -137,7 +137,8 @@ pub async fn plan(state: &SessionState, call: &Function) -> Result<Procedure> {
             let (files, deletes) = (args.count("min_input_files")?, args.count("delete_file_threshold")?);
             let strategy = Strategy::new(strategy.as_deref(), order, files, deletes);
             let strategy = strategy.map_err(|e| e.while_doing(format_args!("{SYSTEM}.{name}")))?;
-            Procedure::RewriteDataFiles { table, strategy, dry_run: args.boolean("dry_run")?.unwrap_or(false) }
+            let (condition, dry_run) = (args.text("where")?, args.boolean("dry_run")?.unwrap_or(false));
+            Procedure::RewriteDataFiles { table, strategy, condition, dry_run }
         }
         "rewrite_manifests" => Procedure::RewriteManifests { table },
         "remove_orphan_files" => {
@@ -220,10 +221,10 @@ pub async fn run(tables: &Arc<Tables>, state: &SessionState, call: Procedure, de
             };
             apart(expired).await
         }
-        Procedure::RewriteDataFiles { table, strategy, dry_run } => {
+        Procedure::RewriteDataFiles { table, strategy, condition, dry_run } => {
             let rewritten = move || async move {
-                let table = load(table).await?;
-                rewrite::rewrite_data_files(tables, state, &table, &strategy, dry_run, deadline).await
+                let (table, condition) = (load(table).await?, condition.as_deref());
+                rewrite::rewrite_data_files(tables, state, &table, &strategy, condition, dry_run, deadline).await
             };
             apart(rewritten).await
         }

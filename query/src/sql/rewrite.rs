@@ -5,6 +5,8 @@
 //!   are deleted, however large they are.
 //! - `sort`: all, so that rows of a partition are in order over all its files.
 //!
+//! With a condition only files are rewritten that may have rows for which it holds.
+//!
 //! What is deleted from a file is left out when it is rewritten, and delete files that apply to no data file any more go in the
 //! same commit. Files of an earlier partitioning come out in today's.
 
@@ -12,15 +14,20 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
+use arrow::datatypes::DataType;
+use datafusion::common::{DFSchema, DataFusionError};
 use datafusion::datasource::provider_as_source;
 use datafusion::execution::session_state::SessionState;
-use datafusion::logical_expr::LogicalPlanBuilder;
+use datafusion::logical_expr::utils::split_conjunction_owned;
+use datafusion::logical_expr::{Expr, LogicalPlanBuilder};
 use iceberg::spec::{DataFile, ManifestContentType, Operation, Struct};
 
-use super::clauses;
 use super::dml::{data_files, path_of, write_sorted};
+use super::statement::check_text;
+use super::{clauses, computing};
 use crate::error::{Error, Result};
-use crate::scan::plan::PlannedFile;
+use crate::scan::plan::{self, PlannedFile};
+use crate::scan::prune::Pruning;
 use crate::scan::{LakeTable, Wanted};
 use crate::table::conflict::{Isolation, Reads, Scope};
 use crate::table::deletes::{DeletePlace, place};
@@ -28,6 +35,7 @@ use crate::table::layout::Layout;
 use crate::table::maintenance::NAMED_AT_MOST;
 use crate::table::version::{Removed, has_live_files};
 use crate::table::{Table, Tables};
+use crate::words::sql_type;
 
 /// Fewer small files than this in a partition are left as they are.
 const MIN_INPUT_FILES: u64 = 5;
@@ -70,7 +78,41 @@ impl Strategy {
     }
 }
 
-/// Rewrites data files, or with `dry_run` only counts them and logs which; no row changes. Returns how many files were rewritten, or
+/// The data files that may have rows for which a condition on the table's columns holds, as partitions and bounds tell: where they are.
+/// `None` for all.
+///
+/// # Errors
+/// `Invalid` for what is no condition on them.
+async fn files_where(
+    tables: &Tables,
+    state: &SessionState,
+    table: &Table,
+    condition: &str,
+) -> Result<Option<HashSet<String>>> {
+    check_text(condition)?;
+    let wrong =
+        |e: DataFusionError| Error::invalid(format!("the condition {condition:?} of which files to rewrite: {e}"));
+    let schema = table.arrow_schema()?;
+    let columns = DFSchema::try_from(schema.as_ref().clone())?;
+    let expr = state.create_logical_expr(condition, &columns).map_err(wrong)?;
+    let own = state.clone();
+    let part = async move {
+        let holds = own.create_physical_expr(expr.clone(), &columns)?.data_type(&schema)?;
+        if holds != DataType::Boolean {
+            let why = format!("it is {}, and neither true nor false", sql_type(&holds));
+            return Err(DataFusionError::Plan(why));
+        }
+        let conditions: Vec<Expr> = split_conjunction_owned(expr);
+        Ok(Pruning::new(&own, &schema, &conditions))
+    };
+    let pruning = computing::planning(state, part).await?.map_err(wrong)??;
+    let Some(pruning) = pruning else { return Ok(None) };
+    let snapshot = table.metadata.current_snapshot().map(AsRef::as_ref);
+    let files = plan::files(&tables.cache, table, snapshot, Some(&pruning)).await?.files;
+    Ok(Some(files.iter().map(path_of).collect()))
+}
+
+/// Rewrites data files, of those that `condition` is about if there is one, or with `dry_run` only counts them and logs which; no row changes. Returns how many files were rewritten, or
 /// would be.
 ///
 /// # Errors
@@ -80,6 +122,7 @@ pub async fn rewrite_data_files(
     state: &SessionState,
     table: &Table,
     strategy: &Strategy,
+    condition: Option<&str>,
     dry_run: bool,
     deadline: Instant,
 ) -> Result<u64> {
@@ -99,7 +142,12 @@ pub async fn rewrite_data_files(
         _ => None,
     };
     let files = data_files(tables, table).await?;
-    let chosen = choose(strategy, &files, tables.target_file_bytes(metadata) as u64);
+    let matching = match condition {
+        Some(condition) => files_where(tables, state, table, condition).await?,
+        None => None,
+    };
+    let candidates = files.iter().filter(|file| matching.as_ref().is_none_or(|paths| paths.contains(&path_of(file))));
+    let chosen = choose(strategy, candidates, tables.target_file_bytes(metadata) as u64);
     let count = chosen.len() as u64;
     let removed: Arc<HashSet<String>> = Arc::new(chosen.iter().map(|file| path_of(file)).collect());
     let done_with = done_with(tables, table, &files, &removed).await?;
@@ -146,15 +194,19 @@ pub async fn rewrite_data_files(
     tables.change(table, Operation::Replace, written, removed, Some(reads), deadline).await.map(|()| count)
 }
 
-fn choose<'a>(strategy: &Strategy, files: &'a [PlannedFile], target_bytes: u64) -> Vec<&'a PlannedFile> {
+fn choose<'a>(
+    strategy: &Strategy,
+    files: impl Iterator<Item = &'a PlannedFile>,
+    target_bytes: u64,
+) -> Vec<&'a PlannedFile> {
     let (min_input_files, delete_file_threshold) = match strategy {
-        Strategy::Sort { .. } => return files.iter().collect(),
+        Strategy::Sort { .. } => return files.collect(),
         Strategy::Binpack { min_input_files, delete_file_threshold } => (*min_input_files, *delete_file_threshold),
     };
     let has_deletes = |file: &PlannedFile| file.deletes.len() as u64 >= delete_file_threshold;
     let small = target_bytes / 4 * 3;
     let mut by_partition: HashMap<(i32, &Struct), Vec<&PlannedFile>> = HashMap::new();
-    for file in files.iter().filter(|file| has_deletes(file) || file.data_file().file_size_in_bytes() < small) {
+    for file in files.filter(|file| has_deletes(file) || file.data_file().file_size_in_bytes() < small) {
         by_partition.entry((file.spec_id, file.data_file().partition())).or_default().push(file);
     }
     let mut chosen = Vec::new();

@@ -23,7 +23,7 @@
 //! (views), [`pins`] (the versions of a query that is run later), [`warehouses`] (where tables live),
 //! and [`Tables`] here, which is what the rest of the crate uses.
 //!
-//! What is written: format version 2, and 3 where a table is created so or another engine has made it. What cannot be written is
+//! What is written: format version 2, and 3 where a table is created or upgraded so, or another engine has made it. What cannot be written is
 //! refused by name ([`Table::check_writable`]), never half written.
 
 pub mod append;
@@ -95,7 +95,7 @@ use writer::{DataFiles, DataWriter};
 /// Metadata files beyond this many versions are removed after a commit, by the properties that new tables get.
 const PREVIOUS_VERSIONS: &str = "100";
 
-/// The property by which a table is created in another format version than 2.
+/// The property by which a table is created in another format version than 2, and upgraded.
 pub const FORMAT_VERSION: &str = "format-version";
 
 /// Namespaces listed at a time.
@@ -703,7 +703,10 @@ pub(crate) fn new_table_properties() -> HashMap<String, String> {
 fn check_writable(ident: &TableIdent, metadata: &TableMetadata) -> Result<()> {
     let refused = |what: String| Err(Error::not_supported(format!("table {ident} cannot be written yet: {what}")));
     if metadata.format_version() < FormatVersion::V2 {
-        return refused("it has format version 1, and 2 and 3 are written".into());
+        return refused(format!(
+            "it has format version 1, and 2 and 3 are written; ALTER TABLE ... SET TBLPROPERTIES ('{FORMAT_VERSION}' = '2') upgrades it, \
+             for good"
+        ));
     }
     let fields = metadata.current_schema().as_struct().fields();
     if let Some(odd) =

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use iceberg::spec::{
-    NestedFieldRef, PartitionSpec, PrimitiveType, Schema, SchemaRef, SortOrder, StructType, TableMetadata, Transform,
-    Type, UnboundPartitionSpec,
+    Datum, NestedFieldRef, PartitionSpec, PrimitiveLiteral, PrimitiveType, Schema, SchemaRef, SortOrder, StructType,
+    TableMetadata, Transform, Type, UnboundPartitionSpec,
 };
 use iceberg::transform::{BoxedTransformFunction, create_transform_function};
 
@@ -20,6 +20,7 @@ const MAX_WIDTH: u32 = i32::MAX as u32;
 /// Which transforms there are, for who asks for another.
 pub const TRANSFORMS: &str =
     "there are identity, year, month, day, hour, void, bucket[N] and truncate[W], with N and W from 1 to 2147483647";
+const DAY_MICROS: i64 = 24 * 3600 * 1_000_000;
 /// Most digits of a decimal.
 const MAX_PRECISION: u32 = 38;
 /// Properties that say where engines write a table's files.
@@ -216,14 +217,52 @@ fn wrong_width(transform: Transform) -> Option<String> {
     (!fits).then(|| format!("{transform} is no transform; its number is from 1 to {MAX_WIDTH}"))
 }
 
+/// What a transform does with values.
+#[derive(Debug)]
+pub struct Function {
+    transform: Transform,
+    function: BoxedTransformFunction,
+}
+
+impl Function {
+    /// What it makes of a value.
+    ///
+    /// # Errors
+    /// Where the value is of a type that the transform does not take, or the result of none.
+    pub fn of(&self, value: &Datum) -> Result<Option<Datum>> {
+        if self.transform == Transform::Identity {
+            return Ok(Some(value.clone()));
+        }
+        let micros = match (value.data_type(), value.literal()) {
+            (PrimitiveType::Timestamp | PrimitiveType::Timestamptz, PrimitiveLiteral::Long(micros)) => Some(*micros),
+            // Nanoseconds count as the microsecond that they are in. The crate rounds those before 1970 up, into another bucket.
+            (PrimitiveType::TimestampNs | PrimitiveType::TimestamptzNs, PrimitiveLiteral::Long(nanos)) => {
+                Some(nanos.div_euclid(1000))
+            }
+            _ => None,
+        };
+        Ok(match (self.transform, micros) {
+            // The crate has the last second of a day before 1970 in the next day.
+            (Transform::Day, Some(micros)) => {
+                Some(Datum::date(i32::try_from(micros.div_euclid(DAY_MICROS)).map_err(Error::internal)?))
+            }
+            (_, Some(micros)) => self.function.transform_literal(&Datum::timestamp_micros(micros))?,
+            (_, None) => self.function.transform_literal(value)?,
+        })
+    }
+}
+
 /// What a transform does with values. One that is not sound would have the iceberg crate divide by 0.
 ///
 /// # Errors
 /// `NotSupported` for a transform that is not known, or not sound: it is in metadata that came in before that was looked at.
-pub fn function(transform: Transform) -> Result<BoxedTransformFunction> {
+pub fn function(transform: Transform) -> Result<Function> {
     match wrong_width(transform) {
         Some(why) => Err(Error::not_supported(why)),
-        None => create_transform_function(&transform).map_err(Error::not_supported),
+        None => {
+            let function = create_transform_function(&transform).map_err(Error::not_supported)?;
+            Ok(Function { transform, function })
+        }
     }
 }
 
@@ -387,6 +426,23 @@ mod tests {
             assert_eq!(function(wrong).unwrap_err().kind, crate::error::Kind::NotSupported);
         }
         function(Transform::Bucket(1)).unwrap();
+    }
+
+    #[test]
+    fn times_before_1970_are_in_the_day_and_the_bucket_that_they_are_in() {
+        let day = function(Transform::Day).unwrap();
+        for (millis, expected) in
+            [(-86_400_500, -2), (-86_400_000, -1), (-500, -1), (0, 0), (86_399_999, 0), (86_400_000, 1)]
+        {
+            for value in [Datum::timestamp_micros(millis * 1000), Datum::timestamptz_nanos(millis * 1_000_000)] {
+                assert_eq!(day.of(&value).unwrap(), Some(Datum::date(expected)), "{value}");
+            }
+        }
+        let bucket = function(Transform::Bucket(1000)).unwrap();
+        let of_micros = |micros| bucket.of(&Datum::timestamp_micros(micros)).unwrap();
+        assert_eq!(bucket.of(&Datum::timestamp_nanos(-1)).unwrap(), of_micros(-1));
+        assert_eq!(bucket.of(&Datum::timestamp_nanos(1_999)).unwrap(), of_micros(1));
+        assert_ne!(of_micros(-1), of_micros(0));
     }
 
     #[test]

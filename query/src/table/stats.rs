@@ -1,16 +1,19 @@
 //! What a manifest says about a data file: counts and bounds by column, taken from the Parquet footer that was just
 //! written.
 //!
-//! Bounds are given for top-level columns only, and only when every row group has them. Those of text may be cut
+//! Bounds are given for columns and parts of structs, not for what is in lists and maps, and only when every row group has them. Those of text may be cut
 //! (64 bytes; the upper one rounded up), which the format allows and readers must expect. NaN is no bound; how many
 //! NaNs there are is counted while writing ([`NanCounter`]), because the footer does not say.
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 
-use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::datatypes::{DataType, Float32Type, Float64Type};
-use iceberg::spec::{DataContentType, DataFileBuilder, DataFileFormat, Datum, PrimitiveType, Schema, Type};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
+use arrow::buffer::NullBuffer;
+use arrow::datatypes::{DataType, Fields, Float32Type, Float64Type};
+use iceberg::spec::{
+    DataContentType, DataFileBuilder, DataFileFormat, Datum, NestedFieldRef, PrimitiveType, Schema, Type,
+};
 use parquet::file::metadata::ParquetMetaData;
 use parquet::file::statistics::Statistics;
 
@@ -24,23 +27,47 @@ pub struct NanCounter {
 }
 
 impl NanCounter {
-    /// Counts those of `batch`, whose fields carry ids.
+    /// Counts those of `batch`, whose fields carry ids, also in structs.
     pub fn add(&mut self, batch: &RecordBatch) {
-        for (field, column) in batch.schema_ref().fields().iter().zip(batch.columns()) {
+        self.add_columns(batch.schema_ref().fields(), batch.columns(), None);
+    }
+
+    /// `within` says where the struct is null that these are parts of: what they hold there is nothing.
+    fn add_columns(&mut self, fields: &Fields, columns: &[ArrayRef], within: Option<&NullBuffer>) {
+        for (field, column) in fields.iter().zip(columns) {
+            let nulls = NullBuffer::union(within, column.nulls());
+            let counts = |i: usize| nulls.as_ref().is_none_or(|nulls| nulls.is_valid(i));
             let nans = match field.data_type() {
                 DataType::Float32 => {
-                    let column = column.as_primitive::<Float32Type>();
-                    column.values().iter().enumerate().filter(|(i, v)| v.is_nan() && column.is_valid(*i)).count()
+                    let values = column.as_primitive::<Float32Type>().values();
+                    values.iter().enumerate().filter(|(i, v)| v.is_nan() && counts(*i)).count()
                 }
                 DataType::Float64 => {
-                    let column = column.as_primitive::<Float64Type>();
-                    column.values().iter().enumerate().filter(|(i, v)| v.is_nan() && column.is_valid(*i)).count()
+                    let values = column.as_primitive::<Float64Type>().values();
+                    values.iter().enumerate().filter(|(i, v)| v.is_nan() && counts(*i)).count()
+                }
+                DataType::Struct(parts) => {
+                    self.add_columns(parts, column.as_struct().columns(), nulls.as_ref());
+                    continue;
                 }
                 _ => continue,
             };
             if let Some(id) = field_id(field) {
                 *self.counts.entry(id).or_default() += nans as u64;
             }
+        }
+    }
+}
+
+/// The ids of columns and of parts of structs.
+fn leaves(fields: &[NestedFieldRef], into: &mut HashSet<i32>) {
+    for field in fields {
+        match field.field_type.as_ref() {
+            Type::Primitive(_) => {
+                into.insert(field.id);
+            }
+            Type::Struct(parts) => leaves(parts.fields(), into),
+            Type::List(_) | Type::Map(_) => {}
         }
     }
 }
@@ -64,12 +91,13 @@ pub fn data_file(
         }
         ids.push(Some(info.id()));
     }
-    let bounded = schema.as_struct().fields().iter().map(|field| field.id).collect();
+    let mut bounded = HashSet::new();
+    leaves(schema.as_struct().fields(), &mut bounded);
     Ok(describe(location, size_bytes, schema, footer, &ids, &bounded, nans))
 }
 
-/// The same for any file: `ids` are those of its leaves, in order, if they are of the table; `bounded` the columns of which the
-/// file keeps values as lake would.
+/// The same for any file: `ids` are those of its leaves, in order, if they are of the table; `bounded` the columns and parts of
+/// structs of which the file keeps values as lake would.
 pub fn describe(
     location: &str,
     size_bytes: u64,
@@ -96,7 +124,7 @@ pub fn describe(
                 *nulls.entry(id).or_default() += count;
             }
             if bounded.contains(&id)
-                && let Some(field) = schema.as_struct().field_by_id(id)
+                && let Some(field) = schema.field_by_id(id)
                 && let Type::Primitive(primitive) = field.field_type.as_ref()
             {
                 let all_null =

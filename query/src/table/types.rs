@@ -45,6 +45,14 @@ pub fn arrow_schema(schema: &ice::Schema) -> Result<SchemaRef> {
     Ok(Arc::new(Schema::new(fields.collect::<Result<Fields>>()?)))
 }
 
+/// The type in which rows have a column of this type.
+///
+/// # Errors
+/// As [`arrow_schema`].
+pub fn column_type(data_type: &Type) -> Result<DataType> {
+    arrow_type(data_type, true)
+}
+
 fn arrow_field(field: &NestedFieldRef, top: bool) -> Result<FieldRef> {
     let data_type =
         arrow_type(&field.field_type, top).map_err(|e| e.while_doing(format_args!("column {}", field.name)))?;

@@ -22,7 +22,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use super::deletes::DeletePlace;
-use super::layout::Partitioner;
+use super::layout::{self, Partitioner};
 use super::memory::WriterMemory;
 use super::numbers::rounded;
 use super::parquet_file::ParquetFile;
@@ -153,14 +153,13 @@ impl DataWriter {
         target_file_bytes: usize,
     ) -> Result<Self> {
         let schema = metadata.current_schema().clone();
-        let order = metadata.default_sort_order();
         Ok(Self {
             directory: format!("{}/data", metadata.location()),
             arrow_schema: arrow_schema(&schema)?,
             schema,
             target_file_bytes,
             partitioner: Partitioner::new(metadata)?,
-            sort_order_id: (!order.is_unsorted()).then(|| i32::try_from(order.order_id).ok()).flatten(),
+            sort_order_id: layout::sort_order_id(metadata),
             style: Style::of(metadata)?,
             memory: None,
             open: None,
@@ -357,8 +356,9 @@ impl DataWriter {
 
 #[cfg(test)]
 mod tests {
-    use arrow::array::{Float64Array, Int64Array, StringArray};
-    use arrow::datatypes::{DataType, Field};
+    use arrow::array::{Float64Array, Int64Array, ListArray, StringArray, StructArray};
+    use arrow::buffer::NullBuffer;
+    use arrow::datatypes::{DataType, Field, Fields, Int64Type};
     use iceberg::spec::Datum;
     use parquet::file::reader::{FileReader, SerializedFileReader};
 
@@ -416,6 +416,33 @@ mod tests {
         assert!(sizes.len() == 3 && sizes.values().sum::<u64>() < file.file_size_in_bytes(), "{sizes:?}");
         files.discard().await;
         assert!(!std::path::Path::new(&path).exists());
+    }
+
+    #[tokio::test]
+    async fn parts_of_structs_are_described_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let list = ListArray::from_iter_primitive::<Int64Type, _, _>(vec![Some(vec![Some(1), Some(2)]); 4]);
+        let parts: Vec<(&str, ArrayRef)> = vec![
+            ("n", Arc::new(Int64Array::from(vec![Some(5), None, Some(7), Some(99)]))),
+            ("x", Arc::new(Float64Array::from(vec![f64::NAN, 1.5, 2.5, f64::NAN]))),
+            ("l", Arc::new(list)),
+        ];
+        let field = |(name, part): &(&str, ArrayRef)| Field::new(*name, part.data_type().clone(), true);
+        let fields: Fields = parts.iter().map(field).collect();
+        // What is in the last is nothing, for it is null itself.
+        let nulls = NullBuffer::from(vec![true, true, true, false]);
+        let column = StructArray::new(fields, parts.into_iter().map(|(_, part)| part).collect(), Some(nulls));
+        let columns = vec![Field::new("s", column.data_type().clone(), true)];
+        let mut writer = DataWriter::in_dir(dir.path(), columns, &[], TaskTracker::new(), 1 << 20).unwrap();
+        let batch = RecordBatch::try_from_iter([("s", Arc::new(column) as ArrayRef)]).unwrap();
+        writer.write(&batch).await.unwrap();
+        let files = writer.finish().await.unwrap();
+        let [file] = files.files.as_slice() else { panic!() };
+        let bounds = |id| (file.lower_bounds().get(&id).cloned(), file.upper_bounds().get(&id).cloned());
+        assert_eq!(bounds(2), (Some(Datum::long(5)), Some(Datum::long(7))));
+        assert_eq!(bounds(3), (Some(Datum::double(1.5)), Some(Datum::double(2.5))));
+        assert_eq!((file.nan_value_counts().get(&3), file.null_value_counts().get(&2)), (Some(&1), Some(&2)));
+        assert!(file.lower_bounds().keys().all(|id| [2, 3].contains(id)), "of lists there are none");
     }
 
     #[tokio::test]

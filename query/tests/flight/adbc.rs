@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lake_client::memory::MemoryStore;
 use lake_query::Options;
 
-use crate::common::{Cluster, number, numbers, run, text};
+use crate::common::{Cluster, number, numbers, run, text, until};
 use crate::python;
 
 const SCRIPT: &str = "../flight/adbc_client.py";
@@ -51,6 +51,21 @@ async fn rows_are_ingested_in_every_mode() {
     assert_eq!(number(&sql, "SELECT count(*) FROM many").await, 200_000);
     assert_eq!(number(&sql, "SELECT sum(id) FROM many").await, 199_999 * 100_000);
     assert_eq!(number(&sql, "SELECT count(*) FROM \"many$snapshots\"").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_are_ingested_in_transactions() {
+    let cluster = with("ingest_in_transactions").await;
+    let sql = cluster.client(1).await;
+    assert_eq!(numbers(&sql, "SELECT id FROM fruit ORDER BY id").await, [1, 2, 30, 31, 40]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_cancelled_ends_and_leaves_nothing() {
+    let cluster = with("cancelling").await;
+    let running = || cluster.nodes.iter().map(|node| node.engine().running()).sum::<usize>();
+    until("all to end", async || running() == 0).await;
+    assert_eq!(number(&cluster.client(1).await, "SELECT count(*) FROM fruit").await, 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,10 +3,11 @@
 import datetime
 import decimal
 import sys
+import threading
 
 import adbc_driver_flightsql.dbapi as flight_sql
 import pyarrow as pa
-from adbc_driver_flightsql import StatementOptions
+from adbc_driver_flightsql import DatabaseOptions, StatementOptions
 
 UTC = datetime.timezone.utc
 
@@ -129,6 +130,86 @@ def ingest(uri, other):
         reader = pa.RecordBatchReader.from_batches(batches[0].schema, batches)
         same(cursor.adbc_ingest("many", reader, mode="create"), 200_000)
         same(rows(cursor, "SELECT count(*) FROM many"), [(200_000,)])
+
+
+def ingest_in_transactions(uri, other):
+    def batch(*ids):
+        return pa.table({"id": pa.array(ids, pa.int64())})
+
+    # The driver names no transaction for an ingest: one that keeps cookies is known by them.
+    cookies = {DatabaseOptions.WITH_COOKIE_MIDDLEWARE.value: "true"}
+    with flight_sql.connect(uri, db_kwargs=cookies) as lake, lake.cursor() as cursor:
+        same(cursor.adbc_ingest("fruit", batch(30, 31), mode="append"), 2)
+        same(rows(cursor, "SELECT count(*) FROM fruit"), [(4,)])
+        with connect(other) as elsewhere, elsewhere.cursor() as outside:
+            same(rows(outside, "SELECT count(*) FROM fruit"), [(2,)])
+        lake.rollback()
+        same(rows(cursor, "SELECT count(*) FROM fruit"), [(2,)])
+        same(cursor.adbc_ingest("fruit", batch(30, 31), mode="append"), 2)
+        lake.commit()
+        same(cursor.adbc_ingest("fruit", batch(32), mode="append"), 1)
+        refused("inside of a transaction", lambda: cursor.adbc_ingest("x", batch(1), mode="create"))
+        lake.rollback()
+        # None is open any more.
+        lake.adbc_connection.set_autocommit(True)
+        same(cursor.adbc_ingest("made", batch(1), mode="create"), 1)
+    # Without them it is committed at once, as the documentation warns.
+    with flight_sql.connect(uri) as lake, lake.cursor() as cursor:
+        same(cursor.adbc_ingest("fruit", batch(40), mode="append"), 1)
+        lake.rollback()
+        same(rows(cursor, "SELECT count(*) FROM fruit WHERE id = 40"), [(1,)])
+
+
+def cancelled(cursor, call, ready, gone):
+    """Cancels a call once it is ready for that, and sets `gone`. The call fails, and the cursor goes on."""
+    failed = []
+
+    def calling():
+        try:
+            call()
+        except Exception as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=calling)
+    thread.start()
+    assert ready.wait(60)
+    # What has not begun yet is not cancelled by it.
+    while thread.is_alive():
+        cursor.adbc_cancel()
+        gone.set()
+        thread.join(0.1)
+    assert len(failed) == 1 and "cancel" in failed[0].lower(), failed
+    same(rows(cursor, "SELECT 1"), [(1,)])
+
+
+def cancelling(uri, other):
+    at_once, read, sent, gone = (threading.Event() for _ in range(4))
+    at_once.set()
+    endless = "generate_series(1, 1000000000000000)"
+
+    def reading():
+        cursor.execute(f"SELECT value FROM {endless}")
+        while cursor.fetchmany(1000):
+            read.set()
+
+    def some():
+        """Rows that stop coming, and are not all."""
+        row = pa.record_batch({"id": pa.array([100], pa.int64())})
+        for _ in range(20):
+            yield row
+        sent.set()
+        assert gone.wait(60)
+        while True:
+            yield row
+
+    def ingesting():
+        reader = pa.RecordBatchReader.from_batches(pa.schema({"id": pa.int64()}), some())
+        cursor.adbc_ingest("fruit", reader, mode="append")
+
+    with connect(uri) as lake, lake.cursor() as cursor:
+        cancelled(cursor, lambda: rows(cursor, f"SELECT sum(value) FROM {endless}"), at_once, threading.Event())
+        cancelled(cursor, reading, read, threading.Event())
+        cancelled(cursor, ingesting, sent, gone)
 
 
 def frames(uri, other):

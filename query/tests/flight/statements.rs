@@ -4,16 +4,20 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Int32Type};
+use arrow_flight::encode::FlightDataEncoderBuilder;
 use arrow_flight::sql::client::FlightSqlServiceClient;
 use arrow_flight::sql::{
-    CommandGetTables, CommandGetXdbcTypeInfo, CommandStatementIngest, TableDefinitionOptions, TableExistsOption,
-    TableNotExistOption,
+    CommandGetTables, CommandGetXdbcTypeInfo, CommandStatementIngest, EndTransaction, ProstMessageExt,
+    TableDefinitionOptions, TableExistsOption, TableNotExistOption,
 };
 use arrow_flight::{FlightDescriptor, IpcMessage};
-use futures::TryStreamExt;
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use prost::Message;
 use tonic::transport::Channel;
 
 use crate::common::{Cluster, in_time, number, rows_of, run, text, until};
+use crate::support::eventually;
 use crate::{flight_sql, redeem, ticket};
 
 fn values(columns: Vec<ArrayRef>) -> RecordBatch {
@@ -109,19 +113,99 @@ async fn rows_that_are_sent_again_by_their_operation_id_go_in_once() {
     let mut client = flight_sql(&cluster, 0).await;
     client.set_header("lake-operation-id", "load 1");
     for _ in 0..2 {
-        let command = CommandStatementIngest {
-            table_definition_options: Some(TableDefinitionOptions {
-                if_not_exist: TableNotExistOption::Create as i32,
-                if_exists: TableExistsOption::Replace as i32,
-            }),
-            table: "t".into(),
-            ..CommandStatementIngest::default()
+        let replacing = TableDefinitionOptions {
+            if_not_exist: TableNotExistOption::Create as i32,
+            if_exists: TableExistsOption::Replace as i32,
         };
+        let command = CommandStatementIngest { table_definition_options: Some(replacing), ..appending("t", None) };
         let rows = values(vec![Arc::new(Int64Array::from(vec![1, 2]))]);
         let rows = futures::stream::iter([Ok(rows)]);
         assert_eq!(client.execute_ingest(command, rows).await.unwrap(), 2);
     }
     assert_eq!(number(&sql, "SELECT count(*) FROM \"t$snapshots\"").await, 1);
+}
+
+fn appending(table: &str, transaction_id: Option<Bytes>) -> CommandStatementIngest {
+    CommandStatementIngest {
+        table_definition_options: Some(TableDefinitionOptions {
+            if_not_exist: TableNotExistOption::Fail as i32,
+            if_exists: TableExistsOption::Append as i32,
+        }),
+        table: table.into(),
+        transaction_id,
+        ..CommandStatementIngest::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_are_ingested_into_a_transaction_at_any_node() {
+    let cluster = Cluster::start(2).await;
+    let sql = cluster.client(1).await;
+    run(&sql, "CREATE TABLE t (\"0\" BIGINT)").await;
+    let batches = |count: i64, rows: i64| {
+        let batch = move |n| values(vec![Arc::new(Int64Array::from_iter_values(n * rows..(n + 1) * rows))]);
+        futures::stream::iter((0..count).map(move |n| Ok(batch(n))))
+    };
+    let mut holder = flight_sql(&cluster, 0).await;
+    for (end, left) in [(EndTransaction::Rollback, 0), (EndTransaction::Commit, 1_000_006)] {
+        let transaction = holder.begin_transaction().await.unwrap();
+        // The command names it, or the cookie of a session does.
+        let mut client = flight_sql(&cluster, 1).await;
+        let named = appending("t", Some(transaction.clone()));
+        assert_eq!(client.execute_ingest(named, batches(100, 10_000)).await.unwrap(), 1_000_000);
+        let mut sessions = [flight_sql(&cluster, 0).await, flight_sql(&cluster, 1).await];
+        for client in &mut sessions {
+            client
+                .set_header("cookie", format!("a=b; lake-transaction={}", std::str::from_utf8(&transaction).unwrap()));
+            assert_eq!(client.execute_ingest(appending("t", None), batches(1, 3)).await.unwrap(), 3);
+        }
+        let info = client.execute("SELECT count(*) FROM t".to_owned(), Some(transaction.clone())).await.unwrap();
+        assert_eq!(rows_of(&redeem(&mut client, ticket(&info)).await.unwrap()), [["1000006"]]);
+        assert_eq!(number(&sql, "SELECT count(*) FROM t").await, 0);
+        // What is refused there is told here.
+        let command = CommandStatementIngest { table: "nowhere".into(), ..appending("t", Some(transaction.clone())) };
+        if end == EndTransaction::Rollback {
+            let error = client.execute_ingest(command, batches(1, 3)).await.unwrap_err();
+            assert!(error.to_string().contains("nowhere"), "{error}");
+        }
+        client.end_transaction(transaction, end).await.unwrap();
+        eventually("the end to be seen", async || (number(&sql, "SELECT count(*) FROM t").await == left).then_some(()))
+            .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ingest_that_breaks_off_leaves_nothing() {
+    let cluster = Cluster::start(2).await;
+    let sql = cluster.client(0).await;
+    run(&sql, "CREATE TABLE t (\"0\" BIGINT)").await;
+    let mut holder = flight_sql(&cluster, 0).await;
+    let transaction = holder.begin_transaction().await.unwrap();
+    // By itself, in a transaction, and in one that another node holds.
+    for (node, transaction) in [(0, None), (0, Some(transaction)), (1, Some(holder.begin_transaction().await.unwrap()))]
+    {
+        let command = FlightDescriptor::new_cmd(appending("t", transaction.clone()).as_any().encode_to_vec());
+        let some = futures::stream::iter([Ok(values(vec![Arc::new(Int64Array::from(vec![1, 2]))]))]);
+        let rows = FlightDataEncoderBuilder::new()
+            .with_flight_descriptor(Some(command))
+            .build(some.chain(futures::stream::pending()))
+            .map(Result::unwrap);
+        // Only the call is given up; the connection stays.
+        let connection = flight_sql(&cluster, node).await;
+        let mut client = connection.clone();
+        let ingesting = tokio::spawn(async move { client.inner_mut().do_put(rows).await.map(drop) });
+        let running = || cluster.nodes[0].engine().running();
+        eventually("the rows to come in", async || (running() > 0).then_some(())).await;
+        ingesting.abort();
+        eventually("the change to end", async || (running() == 0).then_some(())).await;
+        drop(connection);
+        assert_eq!(number(&sql, "SELECT count(*) FROM t").await, 0);
+        let Some(transaction) = transaction else { continue };
+        let error = holder.end_transaction(transaction.clone(), EndTransaction::Commit).await.unwrap_err().to_string();
+        assert!(error.contains("aborted"), "{error}");
+        holder.end_transaction(transaction, EndTransaction::Rollback).await.unwrap();
+        assert_eq!(number(&sql, "SELECT count(*) FROM t").await, 0);
+    }
 }
 
 async fn listed(client: &mut FlightSqlServiceClient<Channel>, command: CommandGetTables) -> Vec<Vec<String>> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lake_client::memory::MemoryStore;
 use lake_query::Options;
 
-use crate::common::{Cluster, number, numbers, run, text};
+use crate::common::{Cluster, number, numbers, refused, run, text};
 use crate::s3::{ACCESS_KEY, S3, SECRET_KEY};
 use crate::{cluster, make_from_sql, over, python, uri};
 
@@ -135,4 +135,31 @@ async fn pyiceberg_reads_tables_of_version_3_and_changes_all_but_their_rows() {
     run(&sql, "INSERT INTO third_too VALUES (1, 'by sql'), (2, 'too'), (3, NULL)").await;
     run(&sql, "DELETE FROM third_too WHERE id = 2").await;
     python::run(SCRIPT, "sees_version_3", &[&uri]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_of_version_1_is_upgraded_by_sql_and_written() {
+    let cluster = cluster(1).await;
+    let sql = cluster.client(0).await;
+    let uri = uri(&cluster, 0);
+    run(&sql, r#"CREATE SCHEMA IF NOT EXISTS "default""#).await;
+    python::run(SCRIPT, "version_1", &[&uri]).await;
+    for write in ["INSERT INTO version_one VALUES (4, 'd')", "DELETE FROM version_one WHERE id = 2"] {
+        let error = refused(&sql, write).await;
+        assert!(error.message.contains("SET TBLPROPERTIES ('format-version' = '2')"), "{write}: {error}");
+    }
+    run(
+        &sql,
+        "ALTER TABLE version_one SET TBLPROPERTIES ('format-version' = '2', 'write.delete.mode' = 'merge-on-read')",
+    )
+    .await;
+    run(&sql, "INSERT INTO version_one VALUES (4, 'd')").await;
+    run(&sql, "DELETE FROM version_one WHERE id = 2").await;
+    run(&sql, "UPDATE version_one SET what = 'z' WHERE id = 3").await;
+    python::run(SCRIPT, "sees_version_1_upgraded", &[&uri, "2"]).await;
+    run(&sql, "ALTER TABLE version_one SET TBLPROPERTIES ('format-version' = '3')").await;
+    run(&sql, "UPDATE version_one SET what = 'd' WHERE id = 4").await;
+    python::run(SCRIPT, "sees_version_1_upgraded", &[&uri, "3"]).await;
+    let error = refused(&sql, "ALTER TABLE version_one SET TBLPROPERTIES ('format-version' = '2')").await;
+    assert!(error.message.contains("has format version 3 and cannot go back to 2"), "{error}");
 }

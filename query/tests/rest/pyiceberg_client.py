@@ -384,6 +384,20 @@ def sees_version_3(uri):
     same(table.metadata.next_row_id, 5)
 
 
+def version_1(uri):
+    """PyIceberg makes a table of format version 1, which SQL upgrades."""
+    made = connect(uri).create_table("default.version_one", COLUMNS, properties={"format-version": "1"})
+    same(made.format_version, 1)
+    made.append(some((1, "a"), (2, "b")))
+    made.append(some((3, "c")))
+
+
+def sees_version_1_upgraded(uri, version):
+    table = connect(uri).load_table("default.version_one")
+    same(table.format_version, int(version))
+    same([(r["id"], r["what"]) for r in rows(table)], [(1, "a"), (3, "z"), (4, "d")])
+
+
 def random_updates(uri, seed, count, version):
     """Commits random valid changes, and compares what the server made of each with what PyIceberg's own code makes."""
     import itertools

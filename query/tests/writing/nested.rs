@@ -26,13 +26,19 @@ async fn parts_of_columns_are_altered() {
         "ALTER COLUMN p.element.x TYPE DOUBLE",
         "ALTER COLUMN m.value TYPE BIGINT",
         "ADD COLUMN s.gone INT, DROP COLUMN s.gone",
+        "ALTER COLUMN s.\"B2\" FIRST",
+        "ALTER s.\"B2\" AFTER c;",
+        "ALTER COLUMN p.element.x FIRST",
+        "ALTER COLUMN l AFTER m",
+        "ALTER COLUMN m FIRST",
+        "ALTER COLUMN id FIRST",
     ] {
         run(&client, &format!("ALTER TABLE t {alter}")).await;
     }
     run(
         &client,
-        "INSERT INTO t SELECT 2, named_struct('a', 3000000000, 'c', 'see', 'B2', 'two'), [3000000000], \
-         [named_struct('y', 9, 'x', 1e300)], MAP {'k': 3000000000}",
+        "INSERT INTO t SELECT 2, MAP {'k': 3000000000}, named_struct('a', 3000000000, 'c', 'see', 'B2', 'two'), \
+         [named_struct('x', 1e300, 'y', 9)], [3000000000]",
     )
     .await;
     let rows = "SELECT s['a'], s['c'], s['B2'], l[1], p[1]['y'], p[1]['x'], m['k'] FROM t ORDER BY id";
@@ -44,6 +50,8 @@ async fn parts_of_columns_are_altered() {
         ]
     );
     let table = metadata(&cluster, "t").await;
+    let names: Vec<_> = table.current_schema().as_struct().fields().iter().map(|field| field.name.as_str()).collect();
+    assert_eq!(names, ["id", "m", "s", "p", "l"]);
     let names = table.current_schema().field_by_name("s.c").unwrap();
     assert_eq!(names.doc.as_deref(), Some("new"));
     assert!(table.current_schema().field_by_name("s.gone").is_none());
@@ -55,6 +63,10 @@ async fn parts_of_columns_are_altered() {
         ("DROP COLUMN l.element", Kind::Invalid, "not of a struct"),
         ("ALTER COLUMN m.key TYPE BIGINT", Kind::Invalid, "stay what they are"),
         ("ALTER COLUMN s.c TYPE INT", Kind::Invalid, "cannot become"),
+        ("ALTER COLUMN nope FIRST", Kind::NotFound, "no column nope"),
+        ("ALTER COLUMN id AFTER nope", Kind::NotFound, "no column nope beside id"),
+        ("ALTER COLUMN id AFTER id", Kind::NotFound, "no column id beside id"),
+        ("ALTER COLUMN l.element FIRST", Kind::Invalid, "cannot be moved"),
         ("ALTER COLUMN s.c SET NOT NULL", Kind::Invalid, "column s.c cannot become NOT NULL"),
         ("ALTER COLUMN id SET DEFAULT 5", Kind::NotSupported, "format version 3"),
         ("ADD COLUMN d INT DEFAULT 5", Kind::NotSupported, "format version 3"),

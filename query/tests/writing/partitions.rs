@@ -193,6 +193,104 @@ async fn files_of_a_sorted_table_are_sorted() {
     }
 }
 
+/// The first column of a file, in order.
+fn first_column(file: &DataFile) -> Vec<i64> {
+    let path = file.file_path().strip_prefix("file://").unwrap();
+    let reader =
+        parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder::try_new(std::fs::File::open(path).unwrap());
+    let batches = reader.unwrap().build().unwrap().flat_map(|batch| rows_of(&[batch.unwrap()]));
+    batches.map(|row| row[0].parse().unwrap()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_are_sorted_by_what_transforms_make_of_columns() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    // By the texts themselves 10 would come before 14.
+    let order = "truncate(1, s) DESC, bucket(1, nr), year(due), nr DESC";
+    run(&client, &format!("CREATE TABLE t (nr BIGINT, s VARCHAR, due DATE) SORTED BY ({order})")).await;
+    let rows = "(10, 'az', '2026-05-05'), (11, 'aa', '2025-01-01'), (12, 'b', '2026-01-01'), (13, NULL, NULL), (14, 'ab', '2026-01-01')";
+    assert_eq!(number(&client, &format!("INSERT INTO t VALUES {rows}")).await, 5);
+    let table = metadata(&cluster, "t").await;
+    let written = files(&table).await;
+    assert_eq!(written[0].sort_order_id(), Some(1));
+    assert_eq!(first_column(&written[0]), [12, 11, 14, 10, 13]);
+    let told = text(&client, "SHOW CREATE TABLE t").await;
+    assert!(told[0].iter().any(|told| told.contains(&format!("SORTED BY ({order})"))), "{told:?}");
+    // Every statement that writes rows, and those that write none.
+    assert_eq!(number(&client, "UPDATE t SET s = 'c' WHERE nr IN (10, 11)").await, 2);
+    let written = files(&metadata(&cluster, "t").await).await;
+    assert_eq!(number(&client, "DELETE FROM t WHERE nr = 13").await, 1);
+    assert!(written.iter().any(|file| first_column(file).starts_with(&[11, 10])), "{written:?}");
+    run(&client, "ALTER TABLE t SET SORTED BY (bucket(16, nr), nr)").await;
+    run(&client, "INSERT OVERWRITE t SELECT value, 'x', NULL FROM generate_series(1, 100)").await;
+    let written = files(&metadata(&cluster, "t").await).await;
+    let ids = first_column(&written[0]);
+    assert_eq!((written.len(), ids.len(), written[0].sort_order_id()), (1, 100, Some(2)));
+    let bucket = iceberg::transform::create_transform_function(&iceberg::spec::Transform::Bucket(16)).unwrap();
+    let bucket = |nr: &i64| bucket.transform_literal(&iceberg::spec::Datum::long(*nr)).unwrap().unwrap();
+    assert!(ids.is_sorted_by_key(|nr| (bucket(nr), *nr)) && !ids.is_sorted(), "{ids:?}");
+    run(&client, "TRUNCATE TABLE t").await;
+    run(&client, "CALL system.rewrite_data_files('t', strategy => 'sort', sort_order => 'truncate(10, nr) DESC')")
+        .await;
+    for (sql, words) in [
+        ("CREATE TABLE u (a INT) SORTED BY (day(a))", "cannot be sorted by day of a"),
+        ("ALTER TABLE t SET SORTED BY (nr + 1)", "not by nr + 1"),
+        ("ALTER TABLE t SET SORTED BY (void(nr))", "void(nr)"),
+    ] {
+        let error = refused(&client, sql).await;
+        assert!(error.kind == Kind::Invalid && error.message.contains(words), "{sql}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_are_laid_out_by_parts_of_structs() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    let row = "named_struct('k', concat('k', value % 2), 'deep', named_struct('n', value))";
+    run(
+        &client,
+        &format!(
+            "CREATE TABLE t PARTITIONED BY (s.k, truncate(4, s.deep.n), bucket(1, \"odd name\")) SORTED BY (s.deep.n DESC) \
+             AS SELECT value AS id, {row} AS s, 1 AS \"odd name\" FROM generate_series(0, 7)"
+        ),
+    )
+    .await;
+    let table = metadata(&cluster, "t").await;
+    let names: Vec<_> = table.default_partition_spec().fields().iter().map(|field| field.name.clone()).collect();
+    assert_eq!(names, ["s_k", "s_deep_n_trunc", "odd_name_bucket"], "as manifests take them");
+    let mut written: Vec<_> = files(&table).await.iter().map(first_column).collect();
+    written.sort();
+    assert_eq!(written, [[2, 0], [3, 1], [6, 4], [7, 5]]);
+    // What is nothing has no parts.
+    assert_eq!(number(&client, "INSERT INTO t (id) VALUES (8), (9)").await, 2);
+    let written = files(&metadata(&cluster, "t").await).await;
+    assert!(written.iter().any(|file| file.partition().fields()[..2] == [None, None]), "{written:?}");
+    assert_eq!(written.len(), 5);
+    assert_eq!(
+        numbers(&client, "SELECT id FROM t WHERE s['k'] = 'k1' AND s['deep']['n'] > 4 ORDER BY id").await,
+        [5, 7]
+    );
+    assert_eq!(number(&client, "DELETE FROM t WHERE s['k'] = 'k0'").await, 4);
+    assert_eq!(
+        number(&client, "UPDATE t SET s = named_struct('k', 'k7', 'deep', named_struct('n', 70)) WHERE id = 8").await,
+        1
+    );
+    assert_eq!(numbers(&client, "SELECT id FROM t ORDER BY id").await, [1, 3, 5, 7, 8, 9]);
+    let told = text(&client, "SHOW CREATE TABLE t").await;
+    let clause = "PARTITIONED BY (s.k, truncate(4, s.deep.n), bucket(1, \"odd name\"))";
+    assert!(told[0].iter().any(|told| told.contains(clause) && told.contains("SORTED BY (s.deep.n DESC)")), "{told:?}");
+    for (sql, words) in [
+        ("ALTER TABLE t SET PARTITIONED BY (s.nope)", "no column s.nope"),
+        ("ALTER TABLE t SET PARTITIONED BY (s.deep)", "cannot be laid out by s.deep"),
+        ("CREATE TABLE u PARTITIONED BY (l.element) AS SELECT [1, 2] AS l", "inside of a list or a map"),
+        ("ALTER TABLE t DROP COLUMN s.k", "partitioned by it"),
+    ] {
+        let error = refused(&client, sql).await;
+        assert!(error.kind == Kind::Invalid && error.message.contains(words), "{sql}: {error}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_is_laid_out_otherwise_from_now_on() {
     let cluster = Cluster::start(1).await;

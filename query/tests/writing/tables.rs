@@ -45,7 +45,8 @@ async fn altered_columns_keep_their_values() {
         ("ALTER TABLE t ALTER COLUMN c TYPE DECIMAL(9, 3)", Kind::Invalid, "cannot become decimal"),
         ("ALTER TABLE t ALTER COLUMN b SET NOT NULL", Kind::Invalid, "cannot become NOT NULL"),
         ("ALTER TABLE t ADD COLUMN z INT NOT NULL", Kind::NotSupported, "NOT NULL"),
-        ("ALTER TABLE t SET TBLPROPERTIES ('format-version' = '3')", Kind::Invalid, "format-version"),
+        ("ALTER TABLE t SET TBLPROPERTIES ('format-version' = '1')", Kind::Invalid, "cannot go back to 1"),
+        ("ALTER TABLE t SET TBLPROPERTIES ('format-version' = '4')", Kind::Invalid, "must be 2 or 3"),
         ("ALTER TABLE t UNSET TBLPROPERTIES ('nope')", Kind::NotFound, "no property nope"),
         ("ALTER TABLE nope ADD COLUMN b INT", Kind::NotFound, "nope does not exist"),
     ] {
@@ -56,6 +57,7 @@ async fn altered_columns_keep_their_values() {
         "ALTER TABLE t DROP COLUMN IF EXISTS nope",
         "ALTER TABLE IF EXISTS nope DROP COLUMN b",
         "ALTER TABLE t UNSET TBLPROPERTIES IF EXISTS ('nope')",
+        "ALTER TABLE t SET TBLPROPERTIES ('format-version' = '2')",
     ] {
         run(&client, sql).await;
     }

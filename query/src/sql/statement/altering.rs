@@ -4,13 +4,15 @@ use datafusion::common::DataFusionError;
 use datafusion::sql::parser::Statement as Parsed;
 use datafusion::sql::sqlparser::ast::helpers::attached_token::AttachedToken;
 use datafusion::sql::sqlparser::ast::{
-    AlterTable, AlterTableOperation, Expr, Ident, ObjectName, SqlOption, Statement, Value,
+    AlterTable, AlterTableOperation, DataType, Expr, Ident, MySQLColumnPosition, ObjectName, SqlOption, Statement,
+    Value,
 };
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::keywords::Keyword;
 use datafusion::sql::sqlparser::parser::Parser;
 use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan, Tokenizer, Word};
 
+use super::normalize;
 use crate::error::{Error, Result};
 use crate::sql::columns::SEPARATOR;
 use crate::sql::dialect::LakeDialect;
@@ -39,6 +41,40 @@ pub(super) fn unset_properties(sql: &str) -> Option<Parsed> {
     let unset =
         |key| SqlOption::KeyValue { key: Ident::with_quote('\'', key), value: Expr::Nested(Box::new(value.clone())) };
     let operation = AlterTableOperation::SetTblProperties { table_properties: keys.into_iter().map(unset).collect() };
+    Some(alter_table(name, if_exists, vec![operation]))
+}
+
+/// `ALTER TABLE t ALTER COLUMN a FIRST`, or `AFTER b`, which the parser does not know, as `MODIFY COLUMN a FIRST` without a type.
+pub(super) fn move_column(sql: &str) -> Option<Parsed> {
+    let mut parser = Parser::new(&GenericDialect {}).try_with_sql(sql).ok()?;
+    if !parser.parse_keywords(&[Keyword::ALTER, Keyword::TABLE]) {
+        return None;
+    }
+    let if_exists = parser.parse_keywords(&[Keyword::IF, Keyword::EXISTS]);
+    let name = parser.parse_object_name(false).ok()?;
+    if !parser.parse_keyword(Keyword::ALTER) {
+        return None;
+    }
+    let _ = parser.parse_keyword(Keyword::COLUMN);
+    let path = parser.parse_object_name(false).ok()?;
+    let position = match parser.parse_one_of_keywords(&[Keyword::FIRST, Keyword::AFTER])? {
+        Keyword::FIRST => MySQLColumnPosition::First,
+        _ => MySQLColumnPosition::After(parser.parse_identifier().ok()?),
+    };
+    let _ = parser.consume_token(&Token::SemiColon);
+    if parser.peek_token().token != Token::EOF {
+        return None;
+    }
+    let parts: Vec<&Ident> = path.0.iter().map(|part| part.as_ident()).collect::<Option<_>>()?;
+    let names: Vec<String> = parts.iter().map(|part| normalize(part)).collect();
+    let mut col_name = Ident::with_quote('"', names.join(&SEPARATOR.to_string()));
+    col_name.span = parts.first()?.span.union(&parts.last()?.span);
+    let operation = AlterTableOperation::ModifyColumn {
+        col_name,
+        data_type: DataType::Unspecified,
+        options: Vec::new(),
+        column_position: Some(position),
+    };
     Some(alter_table(name, if_exists, vec![operation]))
 }
 

@@ -26,6 +26,7 @@ use super::{MAX_STATEMENT_BYTES, as_of, column_types, undrop};
 use crate::error::{Error, Position, Result};
 use crate::table::layout::Layout;
 pub(super) use prepare::floats_as_written;
+pub(super) use size::check_text;
 
 /// Kinds of statements, as the answer to a change names them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,7 +187,7 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
             sql.len()
         )));
     }
-    size::check_text(sql)?;
+    check_text(sql)?;
     if let Some((view, query)) = views::take(sql)? {
         let parsed = match query {
             None => parse_one(state, NOTHING)?,
@@ -216,7 +217,7 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
         let statement = altering::alter_table(alter.table.clone(), alter.if_exists, Vec::new());
         return Ok((statement, Action::AlterLayout(Box::new(alter))));
     }
-    let mut statement = match altering::unset_properties(&sql) {
+    let mut statement = match altering::unset_properties(&sql).or_else(|| altering::move_column(&sql)) {
         Some(statement) => statement,
         None => match altering::alter_parts(&sql)? {
             Some(statement) => statement,
