@@ -29,21 +29,23 @@ impl Works {
 
     /// It begins now, by this procedure and under this guard.
     pub fn begun(&self, guard: &Guard, table: &TableIdent, what: &str) {
-        let note = |name: &str| guard.notes.get(name);
-        let chore = || {
-            Some(WorkerChore {
-                worker: note(WORKER_NOTE)?.clone(),
-                shard: note(SHARD_NOTE)?.parse().ok()?,
-                fence: note(FENCE_NOTE)?.parse().ok()?,
-                table: table.to_string(),
-                what: what.to_owned(),
-                began_ms: machine_ms()?,
-                acted_ms: None,
-                ended_ms: None,
-            })
-        };
-        *self.chore.lock().unwrap_or_else(PoisonError::into_inner) = chore();
+        *self.chore.lock().unwrap_or_else(PoisonError::into_inner) = Self::chore(guard, table, what);
         self.tell(|_| {});
+    }
+
+    /// Nothing unless a worker does it for its shard.
+    fn chore(guard: &Guard, table: &TableIdent, what: &str) -> Option<WorkerChore> {
+        let note = |name: &str| guard.notes.get(name);
+        Some(WorkerChore {
+            worker: note(WORKER_NOTE)?.clone(),
+            shard: note(SHARD_NOTE)?.parse().ok()?,
+            fence: note(FENCE_NOTE)?.parse().ok()?,
+            table: table.to_string(),
+            what: what.to_owned(),
+            began_ms: machine_ms()?,
+            acted_ms: None,
+            ended_ms: None,
+        })
     }
 
     /// The guard has held: by a commit with it that was sent, or a look at it that was begun, at `asked_ms` of the machine's time.
