@@ -71,6 +71,46 @@ impl Moving {
     }
 }
 
+/// What a worker's log says of a chore that it does by itself, again whenever more of it is known: [`WorkerChore::SAYS`], and this as JSON.
+///
+/// Times are those of the machine ([`WorkerChore::began_ms`]): what processes of one machine say can be compared, and of several cannot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerChore {
+    /// The node.
+    pub worker: String,
+    pub shard: u32,
+    /// The revision of the shard's route, under which it was begun.
+    pub fence: Revision,
+    pub table: String,
+    /// The procedure that was called, in SQL's sense.
+    pub what: String,
+    /// When it was begun, after its fence was looked up: in milliseconds since the machine was started.
+    pub began_ms: u64,
+    /// The last time before a commit that carried the fence was sent and made, or before the fence was looked at and held.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub acted_ms: Option<u64>,
+    /// When all of it had ended, with what it left running.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_ms: Option<u64>,
+}
+
+impl WorkerChore {
+    /// What stands before it in a log.
+    pub const SAYS: &str = "a chore: ";
+
+    /// As a log says it.
+    pub fn to_line(&self) -> String {
+        // A struct of numbers and texts cannot fail to be written.
+        format!("{}{}", Self::SAYS, serde_json::to_string(self).unwrap_or_default())
+    }
+
+    /// What a line of a log says of one, if it does.
+    pub fn of_line(line: &str) -> Option<Self> {
+        let (_, json) = line.split_once(Self::SAYS)?;
+        serde_json::from_str(json.trim_end()).ok()
+    }
+}
+
 /// What holds for all shards, under [`SETTINGS`]. JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {

@@ -15,6 +15,8 @@
 //!   orphans commits nothing: it looks at the guard before each few files;
 //! - a snapshot that a worker makes says under which fence: [`FENCE_NOTE`], [`SHARD_NOTE`] and [`WORKER_NOTE`] in its summary, from the
 //!   very fence that its commit carries. So along a table's line fences never fall, and each is of one worker;
+//! - a worker's log says the same of what makes no snapshot ([`WorkerChore`], at the level `debug`): what was changed under a fence was sent
+//!   before anything is begun under a later one;
 //! - a statement is begun only while the claim is certainly held by this process's clock, and is given up when that ends.
 //!
 //! A table whose name means another one in SQL, as that of a namespace with a point in a level does, is left alone.
@@ -22,6 +24,8 @@
 //! Limits: one statement at a time, of at most [`STATEMENT`]; a pause behind each table whose metadata had to be read
 //! ([`pause_after`]), also to follow it, so that a look through many that have changed does not take a processor from who waits for an
 //! answer; a table that failed is left alone for [`FAILED_PAUSE`], and at most [`MAX_REMEMBERED`] of those are remembered. Failure cases: what fails is logged, and tried again in a later round.
+
+pub(crate) mod works;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::convert::Infallible;
@@ -33,10 +37,11 @@ use lake_client::cache::Want;
 use lake_client::catalog::{Namespace, TableIdent, TablePointer, Versioned};
 use lake_client::metadata::Metadata;
 use lake_client::remote::node::Tenures;
-use lake_client::shards::Fence;
+use lake_client::shards::{Fence, WorkerChore};
 use lake_proto::kv::Compare;
 use uuid::Uuid;
 
+use self::works::Works;
 use crate::chores::moves::Moves;
 use crate::error::{Kind as ErrorKind, Result};
 use crate::planted::{self, Bug};
@@ -115,6 +120,9 @@ pub trait Claim: Send + Sync {
 
     /// It has ended. Said once for each begin.
     fn ended(&self, _: Uuid) {}
+
+    /// What is known by now of a chore under a worker's guard: said when it begins, whenever the guard has held, and before [`Claim::ended`].
+    fn says(&self, _: &WorkerChore) {}
 }
 
 /// A worker's: the tables of the shards that it leads.
@@ -193,6 +201,10 @@ impl Claim for Worker {
     fn ended(&self, table: Uuid) {
         self.moves.ended(table);
     }
+
+    fn says(&self, chore: &WorkerChore) {
+        tracing::debug!("{}", chore.to_line());
+    }
 }
 
 /// A kind of upkeep.
@@ -204,13 +216,17 @@ enum Kind {
 }
 
 impl Kind {
-    fn statement(self, table: &TableIdent) -> String {
-        let procedure = match self {
+    /// In SQL's sense.
+    fn procedure(self) -> &'static str {
+        match self {
             Kind::Expire => "expire_snapshots",
             Kind::Compact => "rewrite_data_files",
             Kind::Sweep => SWEEP,
-        };
-        statement(procedure, table)
+        }
+    }
+
+    fn statement(self, table: &TableIdent) -> String {
+        statement(self.procedure(), table)
     }
 }
 
@@ -274,32 +290,6 @@ pub struct Round {
     pub warmed: usize,
     /// Dropped tables whose files are gone by now: a janitor's.
     pub purged: usize,
-}
-
-/// Something is being done to a table, until it is dropped: by the last who does it, as a commit that was begun goes on where its statement is
-/// given up.
-pub(crate) struct Works {
-    claim: Arc<dyn Claim>,
-    table: Uuid,
-}
-
-impl Works {
-    fn on(claim: &Arc<dyn Claim>, table: Uuid) -> Arc<Self> {
-        claim.begins(table);
-        Arc::new(Self { claim: claim.clone(), table })
-    }
-}
-
-impl Drop for Works {
-    fn drop(&mut self) {
-        self.claim.ended(self.table);
-    }
-}
-
-impl std::fmt::Debug for Works {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Works").field("table", &self.table).finish_non_exhaustive()
-    }
 }
 
 /// The versions of tables in which compaction found nothing to do: it finds nothing again.
@@ -444,6 +434,7 @@ impl Upkeep {
             // Said before the guard is looked at: whoever ends the claim meanwhile finds this, or nothing is begun.
             let works = Works::on(&self.claim, uuid);
             let Some(guard) = self.claim.guard(uuid) else { return Ok(()) };
+            works.begun(&guard, &table.ident, kind.procedure());
             self.sweeping |= kind == Kind::Sweep;
             let guarded = self.engine.tables().under(guard, works);
             let statement = Bound::from(kind.statement(&table.ident).as_str());

@@ -209,6 +209,10 @@ fn hot(action: &Hot) -> String {
         Hot::Fences { table, line } => {
             format!("fences of table {table} = {}", line.as_deref().map_or_else(dots, fences))
         }
+        Hot::Worked { table, chores } => {
+            let chores = chores.as_ref().map_or_else(dots, |chores| chores.len().to_string());
+            format!("chores of workers on table {table} = {chores}")
+        }
         Hot::Chore { table, what: Chore::Pack } => format!("pack the files of table {table}"),
         Hot::Chore { table, what: Chore::Expire } => format!("expire snapshots of table {table}"),
         Hot::Chore { table, what: Chore::Sweep } => format!("sweep orphans of table {table}"),

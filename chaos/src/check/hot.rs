@@ -226,7 +226,7 @@ fn tables<'a>(history: &'a History, of: fn(&Action) -> Option<&Hot>) -> BTreeMap
                 tables.entry(table).or_default().chores.extend(ended.map(|ended| (*what, ended)));
             }
             // [`super::fences`]' to judge.
-            Hot::Snapshots { .. } | Hot::Fences { .. } => {}
+            Hot::Snapshots { .. } | Hot::Fences { .. } | Hot::Worked { .. } => {}
         }
     }
     tables

@@ -392,6 +392,8 @@ pub enum Hot {
     Chore { table: Key, what: Chore },
     /// The snapshots that workers' own upkeep has made, of those that the table has, by sequence number.
     Fences { table: Key, line: Option<Vec<Fenced>> },
+    /// What workers have done to the table by themselves, as their logs say it. Where they are all of one machine.
+    Worked { table: Key, chores: Option<Vec<Worked>> },
 }
 
 /// A snapshot made by a worker's upkeep, and under which fence.
@@ -403,6 +405,24 @@ pub struct Fenced {
     pub fence: u64,
     /// The node.
     pub worker: String,
+}
+
+/// A chore of a worker's own upkeep, and under which fence. Times are the machine's, in milliseconds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Worked {
+    pub shard: u64,
+    /// The revision of the shard's route.
+    pub fence: u64,
+    /// The node.
+    pub worker: String,
+    /// The procedure.
+    pub what: String,
+    /// After the fence was looked up.
+    pub began_ms: u64,
+    /// The last time before something was sent for which the fence must hold, and did.
+    pub acted_ms: Option<u64>,
+    /// When nothing of it went on any more.
+    pub ended_ms: Option<u64>,
 }
 
 /// What is done to a table's files, and nothing to its rows.

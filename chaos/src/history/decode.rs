@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::action::{
     Accounts, Action, Append, Bank, Cached, Catalog, Change, Chore, Ddl, Fenced, Hot, Idempotency, Key, Lock, Register,
-    Session, Set, Snapshot, Table, Watch, Write,
+    Session, Set, Snapshot, Table, Watch, Worked, Write,
 };
 use super::edn::Edn;
 use super::encode::KEPT;
@@ -41,7 +41,8 @@ pub fn hint(operation: &Edn) -> Option<Workload> {
         }
         Some("claim" | "unclaim" | "tree") => Workload::Catalog,
         Some("write-cached" | "read-cached") => Workload::Cached,
-        Some("append-rows" | "read-appends" | "read-past" | "count-snapshots" | "read-fences") => Workload::Hot,
+        Some("append-rows" | "read-appends" | "read-past" | "count-snapshots") => Workload::Hot,
+        Some("read-fences" | "read-chores") => Workload::Hot,
         Some("pack-files" | "expire-snapshots" | "sweep-orphans" | "purge-copy") => Workload::Hot,
         Some(f) if f.starts_with(KEPT) => Workload::Upkeep,
         Some("read") => match value {
@@ -370,9 +371,12 @@ fn hot(f: Option<&str>, value: &Edn) -> Result<Hot, Problem> {
         Some("read-fences") => {
             Ok(Hot::Fences { table, line: optional(value.get("line").unwrap_or(&Edn::Nil), fenced_line)? })
         }
+        Some("read-chores") => {
+            Ok(Hot::Worked { table, chores: optional(value.get("chores").unwrap_or(&Edn::Nil), chores)? })
+        }
         _ => Err(
             "it has :append-rows, :read-appends, :read-past, :count-snapshots, :pack-files, :expire-snapshots, :sweep-orphans, \
-                  :purge-copy and :read-fences, and upkeep the same with :kept- before"
+                  :purge-copy, :read-fences and :read-chores, and upkeep the same with :kept- before"
                 .into(),
         ),
     }
@@ -391,6 +395,24 @@ fn fenced_line(value: &Edn) -> Result<Vec<Fenced>, Problem> {
     };
     let snapshots = value.as_elements().ok_or_else(|| expected("a vector of snapshots", value))?;
     snapshots.iter().map(one).collect()
+}
+
+/// `[[shard fence worker what began acted ended] ...]`, the last two `nil` if they are not known.
+fn chores(value: &Edn) -> Result<Vec<Worked>, Problem> {
+    let one = |value: &Edn| match value.as_elements() {
+        Some([shard, fence, Edn::Text(worker), Edn::Text(what), began, acted, ended]) => Ok(Worked {
+            shard: natural(shard)?,
+            fence: natural(fence)?,
+            worker: worker.clone(),
+            what: what.clone(),
+            began_ms: natural(began)?,
+            acted_ms: optional(acted, natural)?,
+            ended_ms: optional(ended, natural)?,
+        }),
+        _ => Err(expected("[shard fence \"worker\" \"what\" began acted ended]", value)),
+    };
+    let chores = value.as_elements().ok_or_else(|| expected("a vector of chores", value))?;
+    chores.iter().map(one).collect()
 }
 
 /// `[key ...]`.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::action::{
     Accounts, Action, Append, Bank, Cached, Catalog, Change, Chore, Ddl, Fenced, Hot, Idempotency, Key, Lock, Register,
-    Session, Set, Snapshot, Table, Watch,
+    Session, Set, Snapshot, Table, Watch, Worked,
 };
 use super::edn::Edn;
 use super::fault::{Fault, Installation, Phase};
@@ -201,6 +201,22 @@ fn hot(action: &Hot) -> (&'static str, Edn) {
             };
             let line = line.as_ref().map_or(Edn::Nil, |line| Edn::Vector(line.iter().map(one).collect()));
             ("read-fences", table, vec![entry("line", line)])
+        }
+        Hot::Worked { table, chores } => {
+            let one = |of: &Worked| {
+                let time = |time: Option<u64>| time.map_or(Edn::Nil, int);
+                Edn::Vector(vec![
+                    int(of.shard),
+                    int(of.fence),
+                    Edn::Text(of.worker.clone()),
+                    Edn::Text(of.what.clone()),
+                    int(of.began_ms),
+                    time(of.acted_ms),
+                    time(of.ended_ms),
+                ])
+            };
+            let chores = chores.as_ref().map_or(Edn::Nil, |chores| Edn::Vector(chores.iter().map(one).collect()));
+            ("read-chores", table, vec![entry("chores", chores)])
         }
         Hot::Snapshots { table, count } => {
             ("count-snapshots", table, vec![entry("count", count.map_or(Edn::Nil, int))])

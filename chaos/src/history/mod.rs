@@ -29,7 +29,7 @@ pub mod workload;
 
 pub use action::{
     Accounts, Action, Append, Bank, Cached, Catalog, Change, Chore, Ddl, Fenced, Hot, Idempotency, Key, Lock, Register,
-    Session, Set, Snapshot, Table, Watch, Write,
+    Session, Set, Snapshot, Table, Watch, Worked, Write,
 };
 pub use fault::{Fault, Installation, Phase};
 pub use history::{Call, History, Malformed, Outcome};

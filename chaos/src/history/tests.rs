@@ -241,7 +241,23 @@ fn hots() -> impl Strategy<Value = Hot> {
                 Hot::Fences { table, line: line.map(|line| line.into_iter().map(fenced).collect()) }
             }
         ),
+        (keys(), option::of(vec(worked(), 0..4))).prop_map(|(table, chores)| Hot::Worked { table, chores }),
     ]
+}
+
+fn worked() -> impl Strategy<Value = Worked> {
+    let who = (numbers(), numbers(), "[a-z\"-]{0,8}", "[a-z_]{0,8}");
+    (who, numbers(), option::of(numbers()), option::of(numbers())).prop_map(
+        |((shard, fence, worker, what), began_ms, acted_ms, ended_ms)| Worked {
+            shard,
+            fence,
+            worker,
+            what,
+            began_ms,
+            acted_ms,
+            ended_ms,
+        },
+    )
 }
 
 fn catalogs() -> impl Strategy<Value = Catalog> {

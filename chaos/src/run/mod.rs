@@ -86,6 +86,10 @@ const RESTART_AFTER: Duration = Duration::from_millis(300);
 const PURGE_ARGUMENTS: [&str; 2] = ["--purge-retention-secs", "1"];
 /// What query nodes are started with, so that workers look after tables all the time.
 const UPKEEP_ARGUMENTS: [&str; 2] = ["--upkeep-interval-secs", "1"];
+/// Names their log level, where no argument does.
+const LOG_LEVEL: &str = "LAKE_LOG";
+/// What they log besides: the chores of workers.
+const CHORES_LOGGED: &str = "lake_query::upkeep=debug";
 
 /// What a run has brought.
 #[derive(Debug)]
@@ -194,9 +198,12 @@ async fn prepare(settings: &Settings, ids: &[u64], spares: u64, network: &Networ
     if asked(Kind::Snapshot) {
         arguments.extend(SNAPSHOT_ARGUMENTS.map(str::to_owned));
     }
+    let mut query_env = Vec::new();
     if settings.workload == Workload::Upkeep {
         arguments.extend(PURGE_ARGUMENTS.map(str::to_owned));
         query_args.extend(UPKEEP_ARGUMENTS.map(str::to_owned));
+        let level = std::env::var(LOG_LEVEL).unwrap_or_else(|_| "info".to_owned());
+        query_env.push((LOG_LEVEL.into(), format!("{level},{CHORES_LOGGED}").into()));
     }
     if disks.exist() {
         arguments.extend(disk::RESERVE_ARGUMENTS.map(str::to_owned));
@@ -206,6 +213,7 @@ async fn prepare(settings: &Settings, ids: &[u64], spares: u64, network: &Networ
         spare_peers: spares,
         query_nodes: settings.query_nodes,
         query_args,
+        query_env,
         warehouse: settings.objects.as_ref().map(|store| store.warehouse.clone()),
         metasrv_args: arguments,
         metasrv_env: environment,
@@ -252,6 +260,7 @@ async fn under_attack<F: Ground>(
             front,
             nodes: field.query_nodes().clone(),
             warehouse: field.warehouse(),
+            logs: settings.hosts.is_none().then(|| settings.out.join("logs")),
             is_own: settings.hosts.is_none(),
         }),
     };

@@ -174,6 +174,8 @@ fn bytes_of(action: &Action) -> usize {
             Action::Table(Table::Line { snapshots: Some(line), .. }) => line.len() * ENTRY,
             Action::Catalog(Catalog::Tree { tables: Some(tables), .. }) => tables.len() * ENTRY,
             Action::Cached(Cached::Read { values: Some(values), .. }) => values.len() * ENTRY,
+            Action::Hot(Hot::Worked { chores: Some(chores), .. })
+            | Action::Upkeep(Hot::Worked { chores: Some(chores), .. }) => chores.len() * 2 * ENTRY,
             Action::Hot(Hot::Fences { line: Some(line), .. })
             | Action::Upkeep(Hot::Fences { line: Some(line), .. }) => line.len() * ENTRY,
             Action::Hot(Hot::Read { whole, odd, .. } | Hot::Past { whole, odd, .. })

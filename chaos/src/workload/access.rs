@@ -12,6 +12,7 @@ use lake_proto::kv::KeyValue;
 use rand::Rng;
 use rand::rngs::StdRng;
 
+use crate::process::ProcessName;
 use crate::run::ledger::Ledger;
 use crate::sql::{Answer, Failure, Front, Session, Statement};
 
@@ -65,6 +66,8 @@ pub struct Door {
     pub nodes: Roster,
     /// Where tables' files are, if they are this machine's.
     pub warehouse: Option<PathBuf>,
+    /// Where the logs of query nodes are that are all of this machine: `query-<id>.log`.
+    pub logs: Option<PathBuf>,
     /// The cluster is the run's own: what is not the workload's may be changed as well.
     pub is_own: bool,
 }
@@ -132,6 +135,13 @@ impl Access {
     /// Where tables' files are, if they are this machine's.
     pub fn warehouse(&self) -> Option<PathBuf> {
         self.sessions.as_ref()?.door.warehouse.clone()
+    }
+
+    /// The logs of the query nodes, if they are all of this machine.
+    pub fn logs(&self) -> Option<Vec<PathBuf>> {
+        let logs = self.sessions.as_ref()?.door.logs.as_ref()?;
+        let log = |id| logs.join(format!("{}.log", ProcessName::query(id)));
+        Some(self.nodes().into_iter().map(log).collect())
     }
 
     /// Whether the cluster is the run's own, and nobody's who is only lending it.

@@ -410,6 +410,7 @@ impl Frame for Tables {
         if self.shared.upkeep {
             make_up(&self.shared, access, scribe).await;
             tended::await_worker(&self.shared, access, scribe).await;
+            tended::read_chores(&self.shared, access, scribe).await;
         }
         let purged = match self.shared.done().iter().any(|(_, what)| *what == Chore::Purge) {
             true => purged(access).await,

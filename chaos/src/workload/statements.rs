@@ -244,6 +244,7 @@ pub(super) mod canned {
                 front: Arc::new(Canned(Answer { rows, stale: None })),
                 nodes,
                 warehouse: None,
+                logs: None,
                 is_own: true,
             }),
         };

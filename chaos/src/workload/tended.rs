@@ -1,17 +1,25 @@
 //! A table that workers look after by themselves, as its properties ask them to, under the fence of its shard. That is moved to another worker
 //! now and then, in the midst of what its own does, where the cluster is the run's own. Under which fences they have committed is read while that goes on
 //! ([`crate::check::fences`]); it is appended to and read as the others of the workload ([`super::hot`]).
+//!
+//! What they do without a snapshot is in their logs ([`WorkerChore`]), which are read in the end where all workers are of this machine: they say times
+//! by its clock.
 
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use lake_client::clock;
+use lake_client::shards::WorkerChore;
 
 use super::access::Access;
 use super::hot::{Shared, UNHELD, append};
 use super::statements::{SCHEMA, told};
 use crate::check::hot::RETAINED;
-use crate::history::{Fenced, Hot};
+use crate::history::{Fenced, Hot, Worked};
 use crate::run::recorder::Scribe;
 use crate::sql::{Failure, Value};
 
@@ -28,6 +36,11 @@ const TENDED_KEPT_S: u64 = 60;
 /// How long a worker may take in the end until it has looked after that table, if none has before: twice the time from one look to
 /// the next that nodes have by themselves.
 const TENDED_WITHIN: Duration = Duration::from_secs(60);
+/// Chores that are read in the end: of two workers at work on the table without a pause, two a second each for hours. Of more than these
+/// the later ones are left out, which hides something and makes nothing up.
+const MOST_CHORES: usize = 50_000;
+/// The longest line of a log that is looked at. One with a chore is shorter.
+const LONGEST_LINE: u64 = 64 << 10;
 /// The pause between two looks whether one has.
 const TENDED_LOOK: Duration = Duration::from_millis(500);
 
@@ -128,6 +141,40 @@ pub(super) async fn await_worker(shared: &Shared, access: &mut Access, scribe: &
     }
 }
 
+/// What workers have done to [`TENDED`], by their logs.
+pub(super) async fn read_chores(shared: &Shared, access: &Access, scribe: &mut Scribe) {
+    let Some(logs) = access.logs() else { return };
+    let action = |chores| shared.action(Hot::Worked { table: TENDED.into(), chores });
+    let table = format!("{SCHEMA}.hot_{TENDED}");
+    scribe.invoke(action(None));
+    match tokio::task::spawn_blocking(move || chores_in(&logs, &table)).await {
+        Ok(Ok(chores)) => scribe.ok(action(Some(chores)), None, None),
+        Ok(Err(error)) => scribe.refused(action(None), &format!("the logs of query nodes cannot be read: {error}")),
+        Err(error) => scribe.refused(action(None), &format!("reading the logs of query nodes ended: {error}")),
+    }
+}
+
+/// The chores on one table, each as it was told last.
+fn chores_in(logs: &[PathBuf], table: &str) -> io::Result<Vec<Worked>> {
+    let mut chores = BTreeMap::new();
+    for log in logs {
+        let mut log = BufReader::new(File::open(log)?);
+        let mut line = Vec::new();
+        while log.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line)? > 0 {
+            let told = WorkerChore::of_line(&String::from_utf8_lossy(&line)).filter(|chore| chore.table == table);
+            line.clear();
+            let Some(WorkerChore { worker, shard, fence, what, began_ms, acted_ms, ended_ms, .. }) = told else {
+                continue;
+            };
+            let key = (worker.clone(), began_ms, shard, fence, what.clone());
+            if chores.len() < MOST_CHORES || chores.contains_key(&key) {
+                chores.insert(key, Worked { shard: shard.into(), fence, worker, what, began_ms, acted_ms, ended_ms });
+            }
+        }
+    }
+    Ok(chores.into_values().collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::statements::canned;
@@ -152,5 +199,41 @@ mod tests {
         assert_eq!(ended.action, Action::Upkeep(Hot::Fences { table: TENDED.into(), line: Some(vec![one]) }));
         let row = [Value::Int(3), Value::Null, text("20"), text("query-1")];
         assert!(read(&row).await.error.is_some(), "a fence without its shard is nobody's");
+    }
+
+    #[test]
+    fn chores_are_read_from_logs_as_they_were_told_last() {
+        let table = format!("{SCHEMA}.hot_{TENDED}");
+        let begun = WorkerChore {
+            worker: "query-1".to_owned(),
+            shard: 7,
+            fence: 20,
+            table: table.clone(),
+            what: "expire_snapshots".to_owned(),
+            began_ms: 100,
+            acted_ms: None,
+            ended_ms: None,
+        };
+        let acted = WorkerChore { acted_ms: Some(110), ..begun.clone() };
+        let ended = WorkerChore { ended_ms: Some(120), ..acted.clone() };
+        let another = WorkerChore { table: "chaos.hot_1".to_owned(), ..ended.clone() };
+        let next = WorkerChore { began_ms: 1100, ..begun.clone() };
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("query-1.log");
+        let lines = [begun, acted, another, ended, next].map(|chore| format!("12:00 DEBUG m: {}\n", chore.to_line()));
+        let other = "12:00 INFO nothing of that \u{fffd}\n".repeat(3);
+        std::fs::write(&log, [other.as_bytes(), b"\xff\n", lines.concat().as_bytes()].concat()).unwrap();
+        let one = Worked {
+            shard: 7,
+            fence: 20,
+            worker: "query-1".to_owned(),
+            what: "expire_snapshots".to_owned(),
+            began_ms: 100,
+            acted_ms: Some(110),
+            ended_ms: Some(120),
+        };
+        let next = Worked { began_ms: 1100, acted_ms: None, ended_ms: None, ..one.clone() };
+        assert_eq!(chores_in(std::slice::from_ref(&log), &table).unwrap(), [one, next]);
+        assert!(chores_in(&[log, dir.path().join("query-2.log")], &table).is_err());
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use lake_chaos::check::Verdict;
 use lake_chaos::check::hot::{EXPIRED, GONE, RETAINED, TORN};
-use lake_chaos::history::{Action, Chore, Fenced, History, Hot, Key, Kind, Operation, Process, Workload};
+use lake_chaos::history::{Action, Chore, Fenced, History, Hot, Key, Kind, Operation, Process, Worked, Workload};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -42,6 +42,8 @@ struct Sim {
     /// The fence of the shard, and the snapshots that workers have made, the oldest of which expire.
     fence: u64,
     fenced: Vec<Fenced>,
+    /// What workers have done without one.
+    worked: Vec<Worked>,
 }
 
 impl Sim {
@@ -62,6 +64,7 @@ impl Sim {
             idle: None,
             fence: 1,
             fenced: Vec::new(),
+            worked: Vec::new(),
         }
     }
 
@@ -133,6 +136,12 @@ impl Sim {
     fn tend(&mut self) {
         self.fence += u64::from(self.rng.random_bool(0.2));
         self.tend_under(self.fence, self.fence % NODES as u64);
+        self.work_under(self.fence, self.fence % NODES as u64, 0);
+        // The one before has not heard of it yet, and goes on with something that is refused.
+        if let Some(before) = self.worked.iter().rev().find(|chore| chore.fence < self.fence).cloned() {
+            let began_ms = self.now_ms;
+            self.worked.push(Worked { began_ms, acted_ms: None, ended_ms: Some(began_ms + 50), ..before });
+        }
         if self.fenced.len() > 20 {
             self.fenced.remove(0);
         }
@@ -141,6 +150,28 @@ impl Sim {
     fn tend_under(&mut self, fence: u64, worker: u64) {
         let sequence = self.fenced.last().map_or(1, |last| last.sequence + self.rng.random_range(1..4));
         self.fenced.push(Fenced { sequence, shard: 7, fence, worker: format!("query-{worker}") });
+    }
+
+    /// Snapshots expire, the change of which was sent that long after it was begun.
+    fn work_under(&mut self, fence: u64, worker: u64, acts_after_ms: u64) {
+        let (began_ms, acted_ms) = (self.now_ms, self.now_ms + acts_after_ms);
+        self.worked.push(Worked {
+            shard: 7,
+            fence,
+            worker: format!("query-{worker}"),
+            what: "expire_snapshots".to_owned(),
+            began_ms,
+            acted_ms: Some(acted_ms),
+            // Its answer came late.
+            ended_ms: Some(acted_ms + 100),
+        });
+    }
+
+    fn read_chores(&mut self) {
+        self.process += 1;
+        let worked = |chores| Hot::Worked { table: TENDED.into(), chores };
+        self.event(self.process, Kind::Invoke, worked(None), None);
+        self.event(self.process, Kind::Ok, worked(Some(self.worked.clone())), None);
     }
 
     fn read_fences(&mut self) {
@@ -233,6 +264,7 @@ impl Sim {
             [Chore::Pack, Chore::Expire].into_iter().for_each(|what| self.keep_up(what));
             self.tend();
             self.read_fences();
+            self.read_chores();
         }
         self.now_ms += FRESH + 10;
         (0..NODES).for_each(|node| {
@@ -308,7 +340,7 @@ const PASSED: [(&str, Break); 4] = [
 ];
 
 /// What workers must not do.
-const UNFENCED: [(&str, Break); 3] = [
+const UNFENCED: [(&str, Break); 5] = [
     ("fence fell", |sim, _| {
         sim.fence += 1;
         sim.tend_under(sim.fence, 1);
@@ -318,6 +350,17 @@ const UNFENCED: [(&str, Break); 3] = [
         sim.fence += 1;
         sim.tend_under(sim.fence, 0);
         sim.tend_under(sim.fence, 1);
+    }),
+    ("went on", |sim, _| {
+        sim.fence += 2;
+        sim.work_under(sim.fence - 1, (sim.fence - 1) % NODES as u64, 20);
+        sim.now_ms += 10;
+        sim.work_under(sim.fence, sim.fence % NODES as u64, 5);
+    }),
+    ("two workers", |sim, _| {
+        sim.fence += 1;
+        sim.work_under(sim.fence, 0, 0);
+        sim.work_under(sim.fence, 1, 0);
     }),
     ("two snapshots", |sim, _| {
         sim.tend();

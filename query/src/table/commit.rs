@@ -247,10 +247,12 @@ impl Commit<'_> {
             let writer = self.tables.recording().map_err(|e| self.failed(e.kind, e))?;
             let (ident, expected) = (&self.table.ident, base.mod_revision);
             let settling = joined.settling(&next.location);
+            let asked = self.tables.asks();
             let swap = writer.swap_table_settling(ident, expected, &pointer, self.turn, &settling, self.deadline);
             let swapped = swap.await;
             match swapped {
                 Ok(committed) => {
+                    self.tables.held(asked);
                     if joined.change.is_some() {
                         steps::reached("swapped");
                     }

@@ -79,7 +79,8 @@ use crate::scan::deletes::DeleteCache;
 use crate::storage::Storage;
 use crate::storage::cache::MetadataCache;
 use crate::storage::io::LakeIo;
-use crate::upkeep::{Guard, Works};
+use crate::upkeep::Guard;
+use crate::upkeep::works::{Works, machine_ms};
 use append::Appends;
 use commit::Proposal;
 use conflict::Reads;
@@ -127,7 +128,7 @@ pub struct Tables {
     /// What the summary of every snapshot says besides.
     notes: Arc<BTreeMap<&'static str, String>>,
     /// Upkeep that this is used for.
-    _works: Option<Arc<Works>>,
+    works: Option<Arc<Works>>,
 }
 
 /// One version of a table, as a statement sees it.
@@ -171,7 +172,7 @@ impl Tables {
             last_look: LastLook::default(),
             scope: Scope::Plain,
             notes: Arc::default(),
-            _works: None,
+            works: None,
         })
     }
 
@@ -189,7 +190,19 @@ impl Tables {
     pub(crate) fn under(&self, guard: Guard, works: Arc<Works>) -> Arc<Self> {
         let Guard { compares, notes } = guard;
         let (writer, notes) = (self.writer.guarded(compares), Arc::new(notes));
-        Arc::new(Self { writer, notes, _works: Some(works), ..self.clone() })
+        Arc::new(Self { writer, notes, works: Some(works), ..self.clone() })
+    }
+
+    /// Before something is sent that is made, or answered, only if the guard of upkeep holds: what [`Tables::held`] is told then.
+    pub(crate) fn asks(&self) -> Option<u64> {
+        self.works.as_ref().and_then(|_| machine_ms())
+    }
+
+    /// It was made: the guard has held after it was asked for.
+    pub(crate) fn held(&self, asked: Option<u64>) {
+        if let Some(works) = &self.works {
+            works.held(asked);
+        }
     }
 
     /// What changes are made with: where they are one operation, its outcome is left with the first.

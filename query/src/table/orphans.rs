@@ -115,11 +115,14 @@ async fn remove(
 
 /// Whether there is time, and the guards hold, which no commit carries here.
 async fn may_go_on(tables: &Tables, so_far: String, deadline: Instant) -> Result<()> {
+    let asked = tables.asks();
     let checked = match Instant::now() < deadline {
         true => tables.writer.check_guards(deadline).await.map_err(|e| catalog_error("looking whose it is to do", e)),
         false => Err(Error::deadline("there is no more time; call it again for the rest, or with a longer deadline")),
     };
-    checked.map_err(|e| e.while_doing(so_far))
+    checked.map_err(|e| e.while_doing(so_far))?;
+    tables.held(asked);
+    Ok(())
 }
 
 /// Refuses if another table's location, or its current metadata, is inside this one or around it. One whose metadata cannot be

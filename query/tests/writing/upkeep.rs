@@ -7,11 +7,11 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use lake_client::memory::MemoryStore;
-use lake_client::shards::{LEAVE_SHARD, MAX_SHARDS, Moving, SETTINGS, Settings, WARM_SHARD, key};
+use lake_client::shards::{LEAVE_SHARD, MAX_SHARDS, Moving, SETTINGS, Settings, WARM_SHARD, WorkerChore, key};
 use lake_client::store::{Committed, Error, SharedStore, Token};
 use lake_proto::kv::{Compare, Op, Txn};
 use lake_query::chores::Chores;
-use lake_query::upkeep::{Claim, FENCE_NOTE, Guard, Round, Upkeep};
+use lake_query::upkeep::{Claim, FENCE_NOTE, Guard, Round, SHARD_NOTE, Upkeep, WORKER_NOTE};
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 
@@ -20,19 +20,36 @@ use crate::common::*;
 use crate::table::metadata;
 
 /// Has these tables, as long as a route is as it was.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Has {
     tables: HashSet<Uuid>,
     /// And may be given these.
     follows: HashSet<Uuid>,
     guard: Mutex<Vec<Compare>>,
+    /// What was said of chores last, and of which.
+    said: Mutex<Option<WorkerChore>>,
+}
+
+impl Has {
+    /// Of which procedure the last chore was, once it has ended, and whether its guard held.
+    async fn last(&self) -> (String, bool) {
+        let said = || self.said.lock().unwrap().clone();
+        until("the chore to end", async || said().is_some_and(|chore| chore.ended_ms.is_some())).await;
+        let chore = said().unwrap();
+        assert_eq!(WorkerChore::of_line(&format!("12:00 DEBUG {}\n", chore.to_line())).as_ref(), Some(&chore));
+        assert_eq!((chore.worker.as_str(), chore.shard, chore.fence), ("w", 0, 7));
+        assert!(Some(chore.began_ms) <= chore.ended_ms && chore.acted_ms <= chore.ended_ms, "{chore:?}");
+        assert!(chore.acted_ms.is_none_or(|acted| chore.began_ms <= acted), "{chore:?}");
+        (chore.what, chore.acted_ms.is_some())
+    }
 }
 
 #[async_trait]
 impl Claim for Has {
     fn guard(&self, table: Uuid) -> Option<Guard> {
         let compares = self.tables.contains(&table).then(|| self.guard.lock().unwrap().clone())?;
-        Some(Guard { compares, notes: BTreeMap::from([(FENCE_NOTE, "7".to_owned())]) })
+        let notes = [(FENCE_NOTE, "7"), (SHARD_NOTE, "0"), (WORKER_NOTE, "w")];
+        Some(Guard { compares, notes: BTreeMap::from(notes.map(|(name, note)| (name, note.to_owned()))) })
     }
 
     fn follows(&self, table: Uuid) -> bool {
@@ -45,6 +62,10 @@ impl Claim for Has {
 
     async fn lost(&self, _: Uuid) {
         std::future::pending().await
+    }
+
+    fn says(&self, chore: &WorkerChore) {
+        *self.said.lock().unwrap() = Some(chore.clone());
     }
 }
 
@@ -164,10 +185,11 @@ async fn tables_get_what_they_ask_for_from_whoever_has_them() {
         tables.insert(metadata(&cluster, table).await.uuid());
     }
     let (route, guard) = moved(&cluster, None).await;
-    let claim = Arc::new(Has { tables, follows: HashSet::new(), guard: Mutex::new(guard) });
+    let claim = Arc::new(Has { tables, guard: Mutex::new(guard), ..Has::default() });
     let mut upkeep = Upkeep::new(cluster.nodes[0].engine().clone(), claim.clone());
     assert_eq!(upkeep.round().await.unwrap(), Round { tables: 2, changed: 1, failed: 0, ..Round::default() });
     assert_eq!(files("It's").await, 1);
+    assert_eq!(claim.last().await, ("rewrite_data_files".to_owned(), true));
     // The snapshot of the upkeep says its fence, and no other does.
     let fenced = "SELECT count(*) FROM \"It's$snapshots\" WHERE summary['lake.fence']";
     let by_operation = async |operation: &str, says: &str| {
@@ -187,6 +209,7 @@ async fn tables_get_what_they_ask_for_from_whoever_has_them() {
     let (_, guard) = moved(&cluster, Some(route)).await;
     assert_eq!(upkeep.round().await.unwrap(), Round { tables: 2, changed: 0, failed: 0, ..Round::default() });
     assert_eq!(metadata(&cluster, "It's").await.current_snapshot_id(), before);
+    assert!(!claim.last().await.1, "its log does not say that the fence held");
     // Under the new fence it is.
     *claim.guard.lock().unwrap() = guard;
     assert_eq!(upkeep.round().await.unwrap(), Round { tables: 2, changed: 1, failed: 0, ..Round::default() });
@@ -204,7 +227,7 @@ async fn what_may_come_soon_is_in_the_cache() {
     run(&client, "INSERT INTO one VALUES (1)").await;
     let follows = followed(&cluster).await;
     let fresh = Cluster::over(cluster.store.clone(), 1, |options| options).await;
-    let claim = Has { tables: HashSet::new(), follows, guard: Mutex::default() };
+    let claim = Has { follows, ..Has::default() };
     let mut upkeep = Upkeep::new(fresh.nodes[0].engine().clone(), Arc::new(claim));
     for _ in 0..2 {
         assert_eq!(upkeep.round().await.unwrap(), Round { warmed: 2, ..Round::default() });
@@ -229,7 +252,7 @@ async fn what_may_come_soon_is_in_the_cache() {
     assert_eq!(upkeep.round().await.unwrap(), Round { warmed: 2, ..Round::default() }, "from the cache");
     assert_eq!(chores.carry_out(WARM_SHARD, &moving(0)).await, Some(Ok("3".into())), "from the cache");
     let another = Cluster::over(cluster.store.clone(), 1, |options| options).await;
-    let claim = Has { tables: HashSet::new(), follows: followed(&cluster).await, guard: Mutex::default() };
+    let claim = Has { follows: followed(&cluster).await, ..Has::default() };
     let mut upkeep = Upkeep::new(another.nodes[0].engine().clone(), Arc::new(claim));
     assert_eq!(upkeep.round().await.unwrap(), Round { warmed: 1, ..Round::default() });
 }
@@ -258,13 +281,14 @@ async fn orphans_are_removed_once_a_day_where_a_table_asks_for_it() {
     };
     let first = orphan("first.parquet");
     let uuid = metadata(&cluster, "t").await.uuid();
-    let claim = Has { tables: HashSet::from([uuid]), follows: HashSet::new(), guard: Mutex::default() };
-    let mut upkeep = Upkeep::new(cluster.nodes[0].engine().clone(), Arc::new(claim));
+    let claim = Arc::new(Has { tables: HashSet::from([uuid]), ..Has::default() });
+    let mut upkeep = Upkeep::new(cluster.nodes[0].engine().clone(), claim.clone());
     assert_eq!(upkeep.round().await.unwrap(), Round { tables: 1, ..Round::default() });
     assert!(first.exists(), "it does not ask for that");
     run(&client, "ALTER TABLE t SET TBLPROPERTIES ('lake.remove-orphan-files.enabled' = 'true')").await;
     assert_eq!(upkeep.round().await.unwrap(), Round { tables: 1, changed: 1, ..Round::default() });
     assert!(!first.exists() && data.exists());
+    assert_eq!(claim.last().await, ("remove_orphan_files".to_owned(), true));
     let second = orphan("second.parquet");
     assert_eq!(upkeep.round().await.unwrap(), Round { tables: 1, ..Round::default() });
     assert!(second.exists(), "once a day");
@@ -272,10 +296,11 @@ async fn orphans_are_removed_once_a_day_where_a_table_asks_for_it() {
     let (route, old) = moved(&cluster, None).await;
     let (_, new) = moved(&cluster, Some(route)).await;
     for (guard, changed) in [(old, 0), (new, 1)] {
-        let claim = Has { tables: HashSet::from([uuid]), follows: HashSet::new(), guard: Mutex::new(guard) };
-        let mut upkeep = Upkeep::new(cluster.nodes[0].engine().clone(), Arc::new(claim));
+        let claim = Arc::new(Has { tables: HashSet::from([uuid]), guard: Mutex::new(guard), ..Has::default() });
+        let mut upkeep = Upkeep::new(cluster.nodes[0].engine().clone(), claim.clone());
         assert_eq!(upkeep.round().await.unwrap(), Round { tables: 1, changed, ..Round::default() });
         assert_eq!(second.exists(), changed == 0, "it is removed under the new fence");
+        assert_eq!(claim.last().await.1, changed == 1, "what is begun under the old one changes nothing");
     }
     assert_eq!(numbers(&client, "SELECT x FROM t").await, [1]);
 }
