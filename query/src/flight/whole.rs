@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http_body::{Body as _, Frame, SizeHint};
+use http_body::{Frame, SizeHint};
 use tonic::body::Body;
 use tonic::codegen::{Service, http};
 use tonic::server::NamedService;
@@ -73,6 +73,8 @@ fn broken_off() -> Status {
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
+
+    use http_body::Body as _;
 
     use super::*;
     use crate::error::Kind;
