@@ -320,3 +320,31 @@ async fn partition_fields_are_called_as_manifests_take_it() {
     run(&client, "CALL system.rewrite_data_files('t', 2)").await;
     assert_eq!(numbers(&client, rest).await, [1, 3, 5]);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_void_field_whose_column_was_dropped_is_none() {
+    let cluster = cluster().await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (id BIGINT, gone INT, p VARCHAR) PARTITIONED BY (void(gone), p)").await;
+    assert_eq!(number(&client, "INSERT INTO t VALUES (1, 10, 'x'), (2, 20, 'y')").await, 2);
+    // As a table is that was of format version 1.
+    rewrite(&cluster, |json| {
+        let mut schema = json["schemas"][0].clone();
+        schema["schema-id"] = 1.into();
+        schema["fields"].as_array_mut().unwrap().remove(1);
+        json["schemas"].as_array_mut().unwrap().push(schema);
+        json["current-schema-id"] = 1.into();
+    })
+    .await;
+    assert_eq!(text(&client, "SELECT * FROM t WHERE p = 'x'").await, [["1", "x"]]);
+    assert_eq!(number(&client, "INSERT INTO t VALUES (3, 'x'), (4, 'z')").await, 2);
+    assert_eq!(number(&client, "UPDATE t SET p = 'w' WHERE id = 2").await, 1);
+    assert_eq!(number(&client, "DELETE FROM t WHERE id = 1").await, 1);
+    run(&client, "ALTER TABLE t ADD COLUMN gone VARCHAR").await;
+    run(&client, "CALL system.rewrite_data_files('t', 1)").await;
+    assert_eq!(
+        text(&client, "SELECT * FROM t ORDER BY id").await,
+        [["2", "w", "NULL"], ["3", "x", "NULL"], ["4", "z", "NULL"]]
+    );
+    assert_eq!(number(&client, "SELECT count(*) FROM t WHERE p = 'w'").await, 1);
+}
