@@ -293,15 +293,58 @@ async fn an_order_that_lake_does_not_know_is_none() {
     run(&client, "TRUNCATE TABLE t").await;
 }
 
-/// The iceberg crate writes such a name into manifests as it is, and nobody could read them.
+/// The iceberg crate writes such names into manifests as they are, and nobody could read them.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_partition_field_that_manifests_cannot_name_is_not_written() {
+async fn partition_fields_are_called_as_manifests_take_it() {
     let cluster = cluster().await;
     let client = cluster.client(0).await;
-    run(&client, "CREATE TABLE t (a INT, \"b c\" VARCHAR) PARTITIONED BY (\"b c\")").await;
-    assert_eq!(number(&client, "INSERT INTO t VALUES (1, 'x')").await, 1, "under another name");
-    assert_eq!(number(&client, "SELECT count(*) FROM t WHERE \"b c\" = 'x'").await, 1);
-    rewrite(&cluster, |json| json["partition-specs"][0]["fields"][0]["name"] = "b c".into()).await;
-    let error = refused(&client, "INSERT INTO t VALUES (2, 'y')").await;
-    assert!(error.kind == Kind::NotSupported && error.message.contains("\"b c\" has a name"), "{error}");
+    let parts = "s.a, truncate(1, \"b c\")";
+    let row = "named_struct('a', 1) AS s, 'x1' AS \"b c\"";
+    run(&client, &format!("CREATE TABLE t PARTITIONED BY ({parts}) AS SELECT 1 AS id, {row}")).await;
+    // As other engines call them.
+    rewrite(&cluster, |json| {
+        for (i, name) in [(0, "s.a"), (1, "b c_trunc")] {
+            json["partition-specs"][0]["fields"][i]["name"] = name.into();
+        }
+    })
+    .await;
+    run(&client, "INSERT INTO t VALUES (2, named_struct('a', 2), 'y2'), (3, named_struct('a', 1), 'x3')").await;
+    run(&client, "ALTER TABLE t SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read')").await;
+    run(&client, "INSERT INTO t VALUES (4, named_struct('a', 1), 'x4'), (5, named_struct('a', 1), 'x5')").await;
+    assert_eq!(number(&client, "DELETE FROM t WHERE id = 4").await, 1);
+    run(&client, "CALL system.rewrite_manifests('t')").await;
+    let rest = "SELECT id FROM t WHERE s['a'] = 1 AND \"b c\" >= 'x' ORDER BY id";
+    assert_eq!(numbers(&client, rest).await, [1, 3, 5]);
+    let parts = "SELECT count(DISTINCT partition) FROM \"t$files\" WHERE partition LIKE 's.a=_/b c_trunc=_'";
+    assert_eq!(number(&client, parts).await, 2);
+    run(&client, "CALL system.rewrite_data_files('t', 2)").await;
+    assert_eq!(numbers(&client, rest).await, [1, 3, 5]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_void_field_whose_column_was_dropped_is_none() {
+    let cluster = cluster().await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (id BIGINT, gone INT, p VARCHAR) PARTITIONED BY (void(gone), p)").await;
+    assert_eq!(number(&client, "INSERT INTO t VALUES (1, 10, 'x'), (2, 20, 'y')").await, 2);
+    // As a table is that was of format version 1.
+    rewrite(&cluster, |json| {
+        let mut schema = json["schemas"][0].clone();
+        schema["schema-id"] = 1.into();
+        schema["fields"].as_array_mut().unwrap().remove(1);
+        json["schemas"].as_array_mut().unwrap().push(schema);
+        json["current-schema-id"] = 1.into();
+    })
+    .await;
+    assert_eq!(text(&client, "SELECT * FROM t WHERE p = 'x'").await, [["1", "x"]]);
+    assert_eq!(number(&client, "INSERT INTO t VALUES (3, 'x'), (4, 'z')").await, 2);
+    assert_eq!(number(&client, "UPDATE t SET p = 'w' WHERE id = 2").await, 1);
+    assert_eq!(number(&client, "DELETE FROM t WHERE id = 1").await, 1);
+    run(&client, "ALTER TABLE t ADD COLUMN gone VARCHAR").await;
+    run(&client, "CALL system.rewrite_data_files('t', 1)").await;
+    assert_eq!(
+        text(&client, "SELECT * FROM t ORDER BY id").await,
+        [["2", "w", "NULL"], ["3", "x", "NULL"], ["4", "z", "NULL"]]
+    );
+    assert_eq!(number(&client, "SELECT count(*) FROM t WHERE p = 'w'").await, 1);
 }

@@ -18,7 +18,7 @@ use super::Storage;
 use super::io::LakeIo;
 use super::packed::Packed;
 use crate::error::{Error, Result, words_of_panic};
-use crate::table::view;
+use crate::table::{sound, view};
 
 /// What a parsed object takes, against its size on disk (Avro and JSON are compact; maps and strings are not).
 const PARSED_FACTOR: u64 = 6;
@@ -64,7 +64,7 @@ impl MetadataCache {
                 true => TableMetadata::read_from(&self.file_io, location)
                     .await
                     .map_err(|e| unreadable(location, e.into()))?,
-                false => serde_json::from_slice(&bytes).map_err(|e| {
+                false => table_from(&bytes).map_err(|e| {
                     unreadable(location, Error::corrupt(format!("not the metadata of an Iceberg table: {e}")))
                 })?,
             };
@@ -153,6 +153,14 @@ fn weighed<T: Send + Sync + 'static>(capacity_bytes: u64) -> Weighed<T> {
 
 fn weight(bytes: u64) -> u32 {
     u32::try_from(bytes.saturating_mul(PARSED_FACTOR).max(1024)).unwrap_or(u32::MAX)
+}
+
+/// Table metadata from JSON.
+fn table_from(json: &[u8]) -> serde_json::Result<TableMetadata> {
+    serde_json::from_slice(json).or_else(|error| {
+        let mended = serde_json::from_slice(json).ok().and_then(sound::without_void_of_gone);
+        mended.and_then(|mended| serde_json::from_value(mended).ok()).ok_or(error)
+    })
 }
 
 async fn get<T: Send + Sync + 'static>(

@@ -17,7 +17,7 @@ use iceberg::io::{
 use object_store::ObjectStoreExt;
 use serde::{Deserialize, Serialize};
 
-use super::{Object, Storage};
+use super::{Object, Storage, names};
 use crate::error::Error;
 
 /// The storage that the iceberg crate reads and writes metadata through.
@@ -85,7 +85,7 @@ impl iceberg::io::Storage for LakeIo {
     }
 
     async fn read(&self, path: &str) -> iceberg::Result<Bytes> {
-        self.storage()?.read(path).await.map_err(into_iceberg)
+        self.storage()?.read(path).await.map(names::settled).map_err(into_iceberg)
     }
 
     async fn reader(&self, path: &str) -> iceberg::Result<Box<dyn FileRead>> {

@@ -22,6 +22,7 @@ pub mod abandoned;
 pub mod cache;
 mod columns;
 pub mod io;
+pub mod names;
 mod outside;
 pub mod packed;
 mod unanswered;

@@ -33,6 +33,7 @@ use iceberg::spec::{
 use super::{sound, types};
 use crate::error::{Error, Result};
 use crate::scan::values::literal_scalar;
+use crate::storage::names::in_manifest;
 
 /// The id of the sort order that is none.
 const UNSORTED: i32 = 0;
@@ -118,34 +119,18 @@ fn source(schema: &Schema, name: &str, transform: Transform, laid: &str) -> Resu
     }
 }
 
-/// What a partition field is called: as its column, in what a manifest can name, and as no other column.
+/// What a partition field is called: as its column, in what every engine finds it by in manifests, and as no other column.
 fn field_name(schema: &Schema, column: &str, suffix: &str) -> String {
-    let mut name: String = column.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
-    if !is_name_in_manifests(&name) {
-        name.insert(0, '_');
-    }
-    name.push_str(suffix);
+    let plain: String = column.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+    let mut name = in_manifest(&plain) + suffix;
     while name != column && schema.field_by_name(&name).is_some() {
         name.push_str("_part");
     }
     name
 }
 
-/// Whether a partition field of this name can be in a manifest: Avro takes no other names, and the iceberg crate writes others as they
-/// are, so that nobody can read the manifest, and finds no values under those that other engines write.
-fn is_name_in_manifests(name: &str) -> bool {
-    let is_digit = |c: char| c.is_ascii_digit();
-    !name.is_empty() && !name.starts_with(is_digit) && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
-}
-
 /// Why rows of such a table cannot be laid out, if so.
 pub fn unsupported(metadata: &TableMetadata) -> Option<String> {
-    let mut names = metadata.partition_specs_iter().flat_map(|spec| spec.fields()).map(|field| &field.name);
-    if let Some(name) = names.find(|name| !is_name_in_manifests(name)) {
-        return Some(format!(
-            "its partition field {name:?} has a name that lake does not write, which is of letters a to z, digits and _"
-        ));
-    }
     Partitioner::new(metadata).err().map(|error| error.message)
 }
 

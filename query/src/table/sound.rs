@@ -4,6 +4,7 @@
 //! Of a version that follows another only what is new is looked at: a table whose metadata came in before, and is not sound, can be read,
 //! dropped and put right.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use iceberg::spec::{
@@ -11,6 +12,7 @@ use iceberg::spec::{
     TableMetadata, Transform, Type, UnboundPartitionSpec,
 };
 use iceberg::transform::{BoxedTransformFunction, create_transform_function};
+use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 use crate::storage::canonical;
@@ -305,10 +307,59 @@ pub fn places(next: &TableMetadata, base: Option<&TableMetadata>) -> Vec<(String
     places
 }
 
+/// Metadata that the iceberg crate cannot read, because the default partition spec has void fields of columns that were dropped, as a table
+/// has that was of format version 1: with a default spec of the other fields. The spec stays, for the files that are of it. `None` for any
+/// other.
+pub fn without_void_of_gone(mut metadata: Value) -> Option<Value> {
+    let number = |of: &Value, key: &str| of.get(key).and_then(Value::as_i64);
+    let schema_id = number(&metadata, "current-schema-id")?;
+    let mut schemas = metadata.get("schemas")?.as_array()?.iter();
+    let mut ids = HashSet::new();
+    ids_in(schemas.find(|schema| number(schema, "schema-id") == Some(schema_id))?, &mut ids);
+    let spec_id = number(&metadata, "default-spec-id")?;
+    let specs = metadata.get_mut("partition-specs")?.as_array_mut()?;
+    let default = specs.iter().find(|spec| number(spec, "spec-id") == Some(spec_id))?;
+    let fields = default.get("fields")?.as_array()?;
+    let kept: Vec<Value> = fields.iter().filter(|field| !is_void_of_gone(field, &ids)).cloned().collect();
+    if kept.len() == fields.len() {
+        return None;
+    }
+    let kept = Value::from(kept);
+    let there = specs.iter().find(|spec| spec.get("fields") == Some(&kept)).and_then(|spec| number(spec, "spec-id"));
+    let id = match there {
+        Some(id) => id,
+        None => {
+            let id = specs.iter().filter_map(|spec| number(spec, "spec-id")).max()? + 1;
+            specs.push(json!({"spec-id": id, "fields": kept}));
+            id
+        }
+    };
+    metadata["default-spec-id"] = id.into();
+    Some(metadata)
+}
+
+/// Whether a field of a partition spec, as JSON, is void, and its column none of these.
+pub fn is_void_of_gone(field: &Value, columns: &HashSet<i64>) -> bool {
+    let source = field.get("source-id").and_then(Value::as_i64);
+    field.get("transform").and_then(Value::as_str) == Some("void") && source.is_some_and(|id| !columns.contains(&id))
+}
+
+/// The ids of all columns, and parts of them, of a schema as JSON.
+pub fn ids_in(schema: &Value, into: &mut HashSet<i64>) {
+    match schema {
+        Value::Array(parts) => parts.iter().for_each(|part| ids_in(part, into)),
+        Value::Object(entries) => {
+            let ids =
+                ["id", "element-id", "key-id", "value-id"].into_iter().filter_map(|key| entries.get(key)?.as_i64());
+            into.extend(ids);
+            entries.values().for_each(|part| ids_in(part, into));
+        }
+        _ => {}
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
-
     use super::*;
 
     /// What makes sound metadata unsound.

@@ -32,6 +32,7 @@ use crate::error::{Error, Result};
 use crate::storage::Storage;
 use crate::storage::cache::MetadataCache;
 use crate::storage::io::LakeIo;
+use crate::storage::names::spec_in_manifest;
 
 /// As many small manifests are merged, unless the table says otherwise.
 const MIN_MANIFESTS_TO_MERGE: usize = 100;
@@ -240,7 +241,7 @@ pub async fn write_change(
         return Ok(change);
     }
     let location = format!("{}/metadata/{}-m0.avro", metadata.location(), Uuid::now_v7());
-    let spec = metadata.default_partition_spec().as_ref().clone();
+    let spec = spec_in_manifest(metadata.default_partition_spec())?;
     let schema = metadata.current_schema().clone();
     let builder = ManifestWriterBuilder::new(io.output(&location), None, schema, spec);
     let mut writer = build(builder, metadata.format_version(), ManifestContentType::Data);
@@ -285,7 +286,7 @@ async fn write_deletes(
         let spec = spec.ok_or_else(|| Error::corrupt(format!("the table has no partition spec {spec_id}")))?;
         let location = format!("{}/metadata/{}-m0.avro", metadata.location(), Uuid::now_v7());
         let (output, id) = (io.output(&location), Some(change.snapshot_id));
-        let builder = ManifestWriterBuilder::new(output, id, schema_of(metadata, spec), spec.as_ref().clone());
+        let builder = ManifestWriterBuilder::new(output, id, schema_of(metadata, spec), spec_in_manifest(spec)?);
         let mut writer = build(builder, metadata.format_version(), ManifestContentType::Deletes);
         for file in files {
             change.deletes.added_tally.add(file);
@@ -746,7 +747,7 @@ async fn merge(
 ) -> Result<ManifestFile> {
     let location = format!("{}/metadata/{}-m1.avro", base.location(), Uuid::now_v7());
     objects.push(location.clone());
-    let spec = base.default_partition_spec().as_ref().clone();
+    let spec = spec_in_manifest(base.default_partition_spec())?;
     let schema = base.current_schema().clone();
     let content = group.first().map_or(ManifestContentType::Data, |manifest| manifest.content);
     let builder = ManifestWriterBuilder::new(io.output(&location), Some(snapshot_id), schema, spec);
