@@ -212,7 +212,7 @@ fn cpu_seconds(pid: u32) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "a measurement of two minutes; docs/src/watch.md says how to run it"]
+#[ignore = "a measurement of two minutes: cargo test --profile dist -p lake-metasrv --test it watch_load -- --ignored --nocapture"]
 async fn writes_beside_many_watchers() {
     let peers = Processes::still(100_000).await;
     let leader = peers.leader().await;

@@ -420,10 +420,15 @@ async fn an_idle_connection_does_not_keep_its_place() {
     rest.get("/v1/config").await.expect(200);
     in_time("the end of a silent connection", silent.read_to_end(&mut Vec::new())).await.unwrap();
     assert_eq!(in_time("the end of an idle connection", session.rest()).await, b"");
-    // A client learns of the end before it is counted, and the one that asked in between may have been idle for as long.
+    // A client learns of the end before it is counted, and the one that asked in between may have been idle for as long. Where
+    // that came late, the longest idle has made room for it.
     crate::support::eventually("two idle connections to be counted", async || {
-        let closed = figure(&rest, "lake_query_rest_connections_closed_total{reason=\"idle\"}").await;
-        (closed >= Some(2.0)).then_some(())
+        let mut closed = 0.0;
+        for reason in ["idle", "room"] {
+            let name = format!("lake_query_rest_connections_closed_total{{reason=\"{reason}\"}}");
+            closed += figure(&rest, &name).await.unwrap_or_default();
+        }
+        (closed >= 2.0).then_some(())
     })
     .await;
 }
