@@ -80,6 +80,8 @@ pub(super) struct Shared {
     answered_at: HashMap<u64, String>,
     /// The last question round.
     asking: Option<Flight<Result<(), String>>>,
+    /// The log entry of the newest membership that a watch was told of.
+    membership: u64,
     /// When the members are asked for next; `None`: at once.
     members_due: Option<Instant>,
     /// Who asks for them.
@@ -330,9 +332,15 @@ impl Inner {
     }
 
     /// What a watch does with each message, as it makes no calls: where the members are to be asked for, that is begun, and not waited
-    /// for.
-    pub fn keep_members(self: &Arc<Self>) {
+    /// for. They are also where a message tells of a newer membership than one has before: within [`MEMBERS_RETRY`], so that the leader
+    /// is not asked by all clients at once.
+    pub fn keep_members(self: &Arc<Self>, membership: u64) {
         let mut shared = self.lock();
+        if membership > shared.membership {
+            shared.membership = membership;
+            let soon = clock::now() + MEMBERS_RETRY.mul_f64(rand::rng().random());
+            shared.members_due = shared.members_due.map(|due| due.min(soon));
+        }
         if !Self::members_to_be_asked(&mut shared) {
             return;
         }
@@ -613,7 +621,7 @@ mod tests {
         inner.learn_members(&mut inner.lock(), vec![member(1), member(2)]);
         let due = || inner.lock().members_due.unwrap();
         let later = due();
-        inner.keep_members();
+        inner.keep_members(0);
         assert!(due() == later && inner.lock().asking.is_none(), "they are known");
         inner.members_may_have_changed();
         let soon = due();
@@ -622,12 +630,19 @@ mod tests {
         assert_eq!(due(), soon, "a second watch puts it off no further");
         // Nobody is known to lead: all are asked; else the leader is.
         inner.lock().members_due = Some(clock::now());
-        inner.keep_members();
+        inner.keep_members(0);
         assert!(inner.lock().asking.is_some() && inner.lock().asks_members.is_none());
         inner.lock().view.learn_at(clock::now(), 5, Some(&member(2)));
         inner.lock().members_due = Some(clock::now());
-        inner.keep_members();
+        inner.keep_members(0);
         assert!(inner.lock().asks_members.is_some() && due() > clock::now());
+        // A newer membership is asked for soon, an older one that another peer still has is not.
+        for (membership, is_newer) in [(7, true), (7, false), (6, false), (8, true)] {
+            let far = clock::now() + Duration::from_secs(3600);
+            inner.lock().members_due = Some(far);
+            inner.keep_members(membership);
+            assert_eq!(due() <= clock::now() + MEMBERS_RETRY, is_newer, "{membership}");
+        }
     }
 
     #[tokio::test]

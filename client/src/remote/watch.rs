@@ -242,7 +242,7 @@ impl Follower {
     /// Passes a message on, and then counts it as seen.
     async fn take(&mut self, response: v1::WatchResponse) -> Result<(), Ended> {
         let defect = |what: String| Ended::Failed(Failure::fatal(Status::internal(what)));
-        let cluster_id = response.header.as_ref().map(|header| header.cluster_id.clone()).unwrap_or_default();
+        let v1::ResponseHeader { cluster_id, membership, .. } = response.header.clone().unwrap_or_default();
         let ours = self.cluster_id.get_or_insert_with(|| cluster_id.clone());
         if *ours != cluster_id {
             return Err(defect(format!(
@@ -269,7 +269,7 @@ impl Follower {
         }
         self.next = progress.saturating_add(1);
         self.served();
-        self.inner.keep_members();
+        self.inner.keep_members(membership);
         Ok(())
     }
 

@@ -228,6 +228,7 @@ impl Member {
             peer_id: self.identity.id,
             term: self.view.term(),
             revision,
+            membership: self.view.membership(),
         }
     }
 

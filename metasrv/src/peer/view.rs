@@ -140,6 +140,13 @@ impl View {
         membership.membership().get_node(&id).map(|member| self.identity.known_as(member.to_wire(id)))
     }
 
+    /// The log entry with the newest membership that this peer knows.
+    pub fn membership(&self) -> u64 {
+        let metrics = self.raft.metrics();
+        let newest = metrics.borrow_watched().membership_config.log_id().map_or(0, |id| id.index);
+        newest
+    }
+
     /// Every voter, and every learner.
     pub fn members(&self) -> (Vec<v1::Member>, Vec<v1::Member>) {
         let metrics = self.raft.metrics();

@@ -222,9 +222,15 @@ mod tests {
         /// Nothing changes, which is told all the time.
         async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
             let (sender, messages) = mpsc::channel(1);
+            let members = self.members.clone();
             tokio::spawn(async move {
-                let message = v1::WatchResponse { progress_revision: 5, ..v1::WatchResponse::default() };
-                while sender.send(Ok(message.clone())).await.is_ok() {
+                loop {
+                    let membership = members.lock().unwrap().len() as u64;
+                    let header = Some(v1::ResponseHeader { membership, ..v1::ResponseHeader::default() });
+                    let message = v1::WatchResponse { header, progress_revision: 5, ..v1::WatchResponse::default() };
+                    if sender.send(Ok(message)).await.is_err() {
+                        return;
+                    }
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             });
@@ -253,9 +259,9 @@ mod tests {
         let store = RemoteStore::connect(RemoteConfig { endpoints: vec![address.clone()], secret: None }).unwrap();
         let mut watch = store.watch("/kv/", 6).unwrap();
         watch.next().await.unwrap().unwrap();
-        // No call is made that would ask.
+        // No call is made that would ask, and they would be asked for much later.
+        store.inner.lock().members_due = Some(clock::now() + Duration::from_secs(3600));
         *peer.members.lock().unwrap() = vec![member(1, &address), member(2, "127.0.0.1:1")];
-        store.inner.lock().members_due = Some(clock::now());
         let patience = clock::now() + Duration::from_secs(30);
         while store.inner.endpoints().len() < 2 {
             assert!(clock::now() < patience, "the watch does not ask");

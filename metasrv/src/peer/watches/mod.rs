@@ -155,6 +155,7 @@ impl Watches {
             peer_id: self.view.id(),
             term: self.view.term(),
             revision,
+            membership: self.view.membership(),
         }
     }
 }
