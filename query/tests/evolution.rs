@@ -277,7 +277,7 @@ async fn tables_are_partitioned_by_nanoseconds() {
 async fn an_order_that_lake_does_not_know_is_none() {
     let cluster = cluster().await;
     let client = cluster.client(0).await;
-    run(&client, "CREATE TABLE t (a INT, b VARCHAR)").await;
+    run(&client, "CREATE TABLE t (a BIGINT, b VARCHAR)").await;
     rewrite(&cluster, |json| {
         let field = serde_json::json!(
             {"source-id": 1, "transform": "unknown", "direction": "asc", "null-order": "nulls-first"}

@@ -330,16 +330,18 @@ fn meet_rows(value: &mut Expr, rows: &mut Subquery, schema: &DFSchema) -> DfResu
     match times::exactly(&types, |_| false) {
         true => times::in_nanoseconds([&mut *value, &mut of_rows], &types),
         false => {
+            let mut to = common(&types);
             // DataFusion's own casts are called as what was cast, which a condition that ties the rows may need as it is.
-            let coerced = match &types {
-                [Some(of), Some(beside)] if is_correlated && of.is_numeric() && beside.is_numeric() => {
-                    comparison_coercion(of, beside)
-                }
-                _ => None,
-            };
-            let other = |own: &Option<DataType>| coerced.clone().filter(|to| Some(to) != own.as_ref());
-            let to = common(&types).into_iter().zip(&types).map(|(met, own)| met.or_else(|| other(own)));
-            cast_each([&mut *value, &mut of_rows], to.collect());
+            if let [Some(of), Some(beside)] = &types
+                && is_correlated
+                && to.iter().all(Option::is_none)
+                && of.is_numeric()
+                && beside.is_numeric()
+                && let Some(coerced) = comparison_coercion(of, beside)
+            {
+                to = [of, beside].map(|own| Some(coerced.clone()).filter(|to| to != own)).into();
+            }
+            cast_each([&mut *value, &mut of_rows], to);
         }
     }
     if !matches!(of_rows, Expr::Column(_)) {

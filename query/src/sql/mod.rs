@@ -201,6 +201,8 @@ impl Engine {
         let runtime = RuntimeEnvBuilder::new()
             .with_memory_pool(memory.statement())
             .with_metadata_cache_limit(usize::try_from(config.metadata_cache_bytes / 4).unwrap_or(usize::MAX))
+            // DataFusion's has no end: a directory that was read once would never be listed again, whatever comes or goes.
+            .with_object_list_cache_limit(0)
             .with_disk_manager_builder(
                 DiskManagerBuilder::default()
                     .with_mode(DiskManagerMode::Directories(vec![spill]))

@@ -136,15 +136,22 @@ def ingest_in_transactions(uri, other):
     def batch(*ids):
         return pa.table({"id": pa.array(ids, pa.int64())})
 
+    # A cursor keeps its statement prepared, which ends with its transaction.
+    def count(connection):
+        with connection.cursor() as fresh:
+            return rows(fresh, "SELECT count(*) FROM fruit")
+
     # The driver names no transaction for an ingest: one that keeps cookies is known by them.
     cookies = {DatabaseOptions.WITH_COOKIE_MIDDLEWARE.value: "true"}
     with flight_sql.connect(uri, db_kwargs=cookies) as lake, lake.cursor() as cursor:
         same(cursor.adbc_ingest("fruit", batch(30, 31), mode="append"), 2)
-        same(rows(cursor, "SELECT count(*) FROM fruit"), [(4,)])
-        with connect(other) as elsewhere, elsewhere.cursor() as outside:
-            same(rows(outside, "SELECT count(*) FROM fruit"), [(2,)])
+        same(count(lake), [(4,)])
+        with connect(other) as elsewhere:
+            same(count(elsewhere), [(2,)])
+        same(rows(cursor, "SELECT max(id) FROM fruit"), [(31,)])
         lake.rollback()
-        same(rows(cursor, "SELECT count(*) FROM fruit"), [(2,)])
+        refused("prepare again", lambda: rows(cursor, "SELECT max(id) FROM fruit"))
+        same(count(lake), [(2,)])
         same(cursor.adbc_ingest("fruit", batch(30, 31), mode="append"), 2)
         lake.commit()
         same(cursor.adbc_ingest("fruit", batch(32), mode="append"), 1)

@@ -212,7 +212,8 @@ async fn a_change_that_waits_for_the_metadata_says_so() {
         rows.try_collect::<Vec<_>>().await
     });
     let told = eventually("it to be told", async || sql.so_far(id).await.filter(|told| told.waits.is_some())).await;
-    assert_eq!(told.rows, 0);
+    // It waits before its row is written or after, as what it needs first is cached or not.
+    assert!(told.rows <= 1, "{}", told.rows);
     let waits = told.waits.unwrap();
     assert!(waits.starts_with("the metadata cluster has not answered a request for "), "{waits}");
     drop(held);

@@ -207,7 +207,7 @@ async fn what_a_table_cannot_be_is_named() {
         (
             json!({"name": "t", "schema": schema(), "partition-spec": {"fields": [
                 {"source-id": 77, "name": "x", "transform": "identity"}]}}),
-            "schema, partition-spec or write-order: ",
+            "partition-spec, field x: ",
         ),
         (
             json!({"name": "t", "schema": schema(), "properties": {"format-version": "9"}}),
