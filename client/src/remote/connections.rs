@@ -4,9 +4,9 @@
 //! and forgotten once broken, the view of the leader, and the question round that finds it ([`Inner::ask`]). Who can wait asks
 //! one peer after the other instead ([`in_turn`]).
 //!
-//! The members are learnt from every round, and in the background from the leader: at once when one leads that is not known,
-//! and else every 10 to 20 s. So a client finds the cluster again though every peer that it was given is gone, if it has
-//! made calls, or watched, while they were replaced. Where the peer that led does not answer as the leader, all are asked.
+//! The members are learnt from every round, and in the background from the leader: at once when one leads that is not known, within
+//! a second of an answer that tells of a newer membership, and else every 10 to 20 s. So a client finds the cluster again though
+//! every peer that it was given is gone, if it has made calls, or watched, while they were replaced. Where the peer that led does not answer as the leader, all are asked.
 //!
 //! Limits: [`MAX_ENDPOINTS`] endpoints; one question round at a time, which ends within [`ASK_TIMEOUT`] and what the peers
 //! are asked to wait ([`super::leader::AWAITED_FOR`]); one question for the members at a time.
@@ -80,10 +80,10 @@ pub(super) struct Shared {
     answered_at: HashMap<u64, String>,
     /// The last question round.
     asking: Option<Flight<Result<(), String>>>,
-    /// The log entry of the newest membership that a watch was told of.
+    /// The log entry of the newest membership that an answer told of.
     membership: u64,
     /// When the members are asked for next; `None`: at once.
-    members_due: Option<Instant>,
+    pub members_due: Option<Instant>,
     /// Who asks for them.
     asks_members: Option<AbortOnDropHandle<()>>,
     /// The cluster that the first leader found belongs to. Peers of another one are not listened to.
@@ -98,6 +98,25 @@ impl Shared {
         self.channels.remove(address);
         self.pipes.remove(address);
         self.answered_at.retain(|_, endpoint| endpoint != address);
+    }
+
+    /// By an answer. Where it is newer than any before, whoever calls or watches next after a while of at most [`MEMBERS_RETRY`] asks who
+    /// the members are: not all clients at once.
+    fn told_of_membership(&mut self, membership: u64) {
+        if membership > self.membership {
+            self.membership = membership;
+            let soon = clock::now() + MEMBERS_RETRY.mul_f64(rand::rng().random());
+            self.members_due = self.members_due.map(|due| due.min(soon));
+        }
+    }
+}
+
+fn header(answer: &PipedAnswer) -> Option<&v1::ResponseHeader> {
+    match answer {
+        PipedAnswer::Get(answer) => answer.header.as_ref(),
+        PipedAnswer::BatchGet(answer) => answer.header.as_ref(),
+        PipedAnswer::Txn(answer) => answer.header.as_ref(),
+        PipedAnswer::Error(_) => None,
     }
 }
 
@@ -174,6 +193,9 @@ impl Inner {
     ) -> Result<T, Status> {
         let pipe = self.pipe(address)?;
         let answer = pipe.call(request, timeout).await?;
+        if let Some(header) = header(&answer) {
+            self.lock().told_of_membership(header.membership);
+        }
         take(answer).ok_or_else(|| Status::internal("the peer answered another question than was asked"))
     }
 
@@ -332,15 +354,10 @@ impl Inner {
     }
 
     /// What a watch does with each message, as it makes no calls: where the members are to be asked for, that is begun, and not waited
-    /// for. They are also where a message tells of a newer membership than one has before: within [`MEMBERS_RETRY`], so that the leader
-    /// is not asked by all clients at once.
+    /// for.
     pub fn keep_members(self: &Arc<Self>, membership: u64) {
         let mut shared = self.lock();
-        if membership > shared.membership {
-            shared.membership = membership;
-            let soon = clock::now() + MEMBERS_RETRY.mul_f64(rand::rng().random());
-            shared.members_due = shared.members_due.map(|due| due.min(soon));
-        }
+        shared.told_of_membership(membership);
         if !Self::members_to_be_asked(&mut shared) {
             return;
         }
