@@ -6,7 +6,8 @@
 //!
 //! The members are learnt from every round, and in the background from the leader: at once when one leads that is not known, within
 //! a second of an answer that tells of a newer membership, and else every 10 to 20 s. So a client finds the cluster again though
-//! every peer that it was given is gone, if it has made calls, or watched, while they were replaced. Where the peer that led does not answer as the leader, all are asked.
+//! every peer that it was given is gone, if it has made calls, or watched, while they were replaced. Where the peer that led does not answer a
+//! watch as the leader, all are asked.
 //!
 //! Limits: [`MAX_ENDPOINTS`] endpoints; one question round at a time, which ends within [`ASK_TIMEOUT`] and what the peers
 //! are asked to wait ([`super::leader::AWAITED_FOR`]); one question for the members at a time.
@@ -348,7 +349,7 @@ impl Inner {
         let leader = shared.view.leader()?.clone();
         let address = leader.address.clone();
         if Self::members_to_be_asked(&mut shared) {
-            self.begin_asking_members(&mut shared, leader);
+            self.begin_asking_members(&mut shared, leader, false);
         }
         Some(address)
     }
@@ -362,7 +363,7 @@ impl Inner {
             return;
         }
         match shared.view.leader().cloned() {
-            Some(leader) => self.begin_asking_members(&mut shared, leader),
+            Some(leader) => self.begin_asking_members(&mut shared, leader, true),
             // The round goes on by itself.
             None => drop(self.question_round(&mut shared)),
         }
@@ -378,9 +379,9 @@ impl Inner {
         due
     }
 
-    fn begin_asking_members(self: &Arc<Self>, shared: &mut Shared, leader: KnownLeader) {
+    fn begin_asking_members(self: &Arc<Self>, shared: &mut Shared, leader: KnownLeader, for_watch: bool) {
         // It ends within the time of a question, and keeps the store alive for as long.
-        let asking = tokio::spawn(self.clone().ask_members(leader));
+        let asking = tokio::spawn(self.clone().ask_members(leader, for_watch));
         shared.asks_members = Some(AbortOnDropHandle::new(asking));
     }
 
@@ -392,7 +393,9 @@ impl Inner {
         shared.members_due = shared.members_due.map(|due| due.min(soon));
     }
 
-    async fn ask_members(self: Arc<Self>, leader: KnownLeader) {
+    /// `for_watch`: nobody else may find out that another leads. Calls do, and a leader that has too much to do is not to have all clients
+    /// ask all peers.
+    async fn ask_members(self: Arc<Self>, leader: KnownLeader, for_watch: bool) {
         let question = Question { wait: Duration::ZERO, besides: None };
         // Calls are under way on that connection, and find out whether it is broken.
         let answer = self.ask_one(&leader.address, question, false).await;
@@ -404,9 +407,11 @@ impl Inner {
             Ok(answer) => format!("peer {} leads no more", answer.peer_id),
             Err(why) => why,
         };
-        // Who only watches makes no call that would find out that another leads, and asked in vain until none it knows is left.
-        tracing::debug!("asking who the members are: {why}; all are asked");
-        drop(self.question_round(&mut self.lock()));
+        tracing::debug!("asking who the members are: {why}");
+        if for_watch {
+            // The round goes on by itself.
+            drop(self.question_round(&mut self.lock()));
+        }
     }
 
     /// The address at which to reach the member from here.
