@@ -329,7 +329,8 @@ impl Inner {
         true
     }
 
-    /// Keeps who the members are, for when all that are known by now are gone.
+    /// Keeps who the members are, for when all that are known by now are gone. Where they are due to be asked for that stays: whoever has
+    /// told of them may be behind.
     fn learn_members(&self, shared: &mut Shared, members: Vec<v1::Member>) {
         // A member behind an endpoint that was given is asked there.
         let given = |id: &u64| shared.answered_at.get(id).is_some_and(|e| self.config.endpoints.contains(e));
@@ -340,7 +341,8 @@ impl Inner {
             .filter(|a| !a.is_empty() && !self.config.endpoints.contains(a))
             .take(MAX_ENDPOINTS - self.config.endpoints.len())
             .collect();
-        shared.members_due = Some(clock::now() + MEMBERS_FOR.mul_f64(rand::rng().random_range(0.5..=1.0)));
+        let later = clock::now() + MEMBERS_FOR.mul_f64(rand::rng().random_range(0.5..=1.0));
+        shared.members_due = Some(shared.members_due.map_or(later, |due| due.min(later)));
     }
 
     /// The leader to send a call to, if one is known. From time to time it is asked who the members are, beside the call.
@@ -381,7 +383,7 @@ impl Inner {
 
     fn begin_asking_members(self: &Arc<Self>, shared: &mut Shared, leader: KnownLeader, for_watch: bool) {
         // It ends within the time of a question, and keeps the store alive for as long.
-        let asking = tokio::spawn(self.clone().ask_members(leader, for_watch));
+        let asking = tokio::spawn(self.clone().ask_members(leader, shared.membership, for_watch));
         shared.asks_members = Some(AbortOnDropHandle::new(asking));
     }
 
@@ -393,16 +395,21 @@ impl Inner {
         shared.members_due = shared.members_due.map(|due| due.min(soon));
     }
 
+    /// `told`: the newest membership known of at the beginning. The answer may be older than what is told meanwhile.
     /// `for_watch`: nobody else may find out that another leads. Calls do, and a leader that has too much to do is not to have all clients
     /// ask all peers.
-    async fn ask_members(self: Arc<Self>, leader: KnownLeader, for_watch: bool) {
+    async fn ask_members(self: Arc<Self>, leader: KnownLeader, told: u64, for_watch: bool) {
         let question = Question { wait: Duration::ZERO, besides: None };
         // Calls are under way on that connection, and find out whether it is broken.
         let answer = self.ask_one(&leader.address, question, false).await;
         let why = match answer.and_then(|(address, answer)| self.of_our_cluster(address, answer)) {
             // Only a leader's word: the members that an old one knows are of the past.
             Ok(answer) if answer.leader.as_ref().is_some_and(|l| l.id == answer.peer_id) => {
-                return self.learn_members(&mut self.lock(), answer.members);
+                let mut shared = self.lock();
+                if shared.membership == told {
+                    shared.members_due = None;
+                }
+                return self.learn_members(&mut shared, answer.members);
             }
             Ok(answer) => format!("peer {} leads no more", answer.peer_id),
             Err(why) => why,
@@ -668,6 +675,19 @@ mod tests {
             inner.keep_members(membership);
             assert_eq!(due() <= clock::now() + MEMBERS_RETRY, is_newer, "{membership}");
         }
+    }
+
+    #[tokio::test]
+    async fn what_anybody_tells_of_the_members_does_not_put_off_asking_for_them() {
+        let config = RemoteConfig { endpoints: vec!["127.0.0.1:1".to_owned()], secret: None };
+        let inner = Arc::new(Inner::new(config, Dialer::default()));
+        let member = |id: u64| v1::Member { id, grpc_address: format!("127.0.0.1:{id}"), ..v1::Member::default() };
+        inner.learn_members(&mut inner.lock(), vec![member(1)]);
+        inner.lock().told_of_membership(7);
+        let soon = inner.lock().members_due.unwrap();
+        assert!(soon <= clock::now() + MEMBERS_RETRY);
+        inner.learn_members(&mut inner.lock(), vec![member(1), member(2)]);
+        assert_eq!(inner.lock().members_due, Some(soon));
     }
 
     #[tokio::test]

@@ -303,7 +303,7 @@ async fn a_torn_end_is_told_and_is_no_damage() {
     {
         // A process that another test is starting may have the lock for a moment still: until it runs, it has what this one had open.
         let config = sled::Config::new().path(torn.join("log")).segment_size(8 << 20);
-        let log = eventually("the log to be free", async || config.open().ok()).await;
+        let log = eventually("the log to be free", async || config.open().inspect_err(|e| println!("{e}")).ok()).await;
         log.open_tree("log").unwrap().insert(61u64.to_be_bytes(), &[1, 0, 0, 1, 0, 7, 7]).unwrap();
         log.flush().unwrap();
     }

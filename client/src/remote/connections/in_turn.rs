@@ -307,6 +307,33 @@ mod tests {
         server.abort();
     }
 
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_is_told_of_newer_members_while_asking_for_them_asks_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let member = v1::Member { id: 2, grpc_address: address.clone(), ..Default::default() };
+        let peer = Asked { id: 2, before: Some(member.clone()), ..Asked::default() };
+        *peer.members.lock().unwrap() = vec![member.clone()];
+        let server = tonic::transport::Server::builder().add_service(ClusterServer::new(peer));
+        let server = tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+        let store = RemoteStore::connect(RemoteConfig { endpoints: vec![address], secret: None }).unwrap();
+        let leader = {
+            let mut shared = store.inner.lock();
+            shared.view.learn(5, Some(&member));
+            shared.view.leader().unwrap().clone()
+        };
+        for (told_before, asks_again) in [(6, true), (7, false)] {
+            let due = clock::now() + Duration::from_secs(1);
+            {
+                let mut shared = store.inner.lock();
+                (shared.membership, shared.members_due) = (7, Some(due));
+            }
+            store.inner.clone().ask_members(leader.clone(), told_before, false).await;
+            assert_eq!(store.inner.lock().members_due == Some(due), asks_again, "{told_before}");
+        }
+        server.abort();
+    }
+
     /// A node whose stream the first of three peers ends, since the second leads now. Says what the first was asked, and what
     /// the others were. With `finds_it` it had to ask who leads before that stream, too.
     async fn loses_its_leader(
