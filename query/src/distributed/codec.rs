@@ -1,4 +1,5 @@
-//! What a plan consists of besides DataFusion's own: scans of tables ([`wire`]). Anything else is refused, and nothing left out.
+//! What a plan consists of besides DataFusion's own: scans of tables ([`wire`]), and what makes joins give way ([`yielding`]).
+//! Anything else is refused, and nothing left out.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use datafusion_proto::physical_plan::{PhysicalExtensionCodec, PhysicalProtoConve
 
 use crate::error::Error;
 use crate::scan::wire;
+use crate::sql::yielding;
 use crate::table::Tables;
 
 /// Writes scans for other nodes, and reads theirs.
@@ -33,10 +35,13 @@ impl PhysicalExtensionCodec for ScanCodec {
     fn try_decode(
         &self,
         bytes: &[u8],
-        _: &[Arc<dyn ExecutionPlan>],
+        inputs: &[Arc<dyn ExecutionPlan>],
         task: &TaskContext,
         converter: &dyn PhysicalProtoConverterExtension,
     ) -> DfResult<Arc<dyn ExecutionPlan>> {
+        if let Some(node) = yielding::decode(bytes, inputs)? {
+            return Ok(node);
+        }
         wire::decode(bytes, &self.tables.storage, &self.tables.deletes, task, converter).map_err(Error::into_datafusion)
     }
 
@@ -46,6 +51,10 @@ impl PhysicalExtensionCodec for ScanCodec {
         to: &mut Vec<u8>,
         converter: &dyn PhysicalProtoConverterExtension,
     ) -> DfResult<()> {
+        if let Some(encoded) = yielding::encode(node.as_ref()) {
+            to.extend_from_slice(encoded);
+            return Ok(());
+        }
         match wire::of_table(node.as_ref()) {
             Some((scan, source)) => wire::encode(scan, source, converter, to).map_err(Error::into_datafusion),
             None => not_impl_err!("{} cannot be sent to another node", node.name()),
