@@ -1,6 +1,10 @@
 //! Parsed table metadata, by location. Everything here is immutable, so an entry is never wrong, only dropped when room
 //! is needed. Many that ask for the same location at the same time cause one read.
 //!
+//! The entries of a manifest inherit their sequence number and their snapshot from the list that names it, and not every list says the
+//! same of one manifest: that of a transaction has another sequence number once COMMIT makes it anew on what others have written
+//! meanwhile. Manifests are therefore kept by what their entries inherit, too.
+//!
 //! Half of the bytes for manifests, a quarter each for metadata.json and manifest lists. Manifests are kept [`Packed`], and weigh what
 //! they take. Of the others, what is weighed is the size of the object times a factor for what it takes once parsed. What weighs more
 //! than there is room for is not kept.
@@ -106,7 +110,7 @@ impl MetadataCache {
 
     /// Whether a manifest's entries are here.
     pub fn has_manifest(&self, file: &ManifestFile) -> bool {
-        self.manifests.contains_key(&file.manifest_path)
+        self.manifests.contains_key(&manifest_key(file))
     }
 
     /// A manifest's entries, with what they inherit from its place in the list.
@@ -130,8 +134,13 @@ impl MetadataCache {
             })
             .await
         };
-        get(&self.manifests, location, load).await
+        get_as(&self.manifests, &manifest_key(file), location, load).await
     }
+}
+
+/// What the entries of a manifest are kept by: its location, and what they inherit.
+fn manifest_key(file: &ManifestFile) -> String {
+    format!("{}@{}@{}", file.manifest_path, file.sequence_number, file.added_snapshot_id)
 }
 
 /// Does it in a task: decoding takes longer than reading, and manifests that are asked for together are decoded on several cores.
@@ -168,6 +177,16 @@ async fn get<T: Send + Sync + 'static>(
     location: &str,
     load: impl Future<Output = Result<(Arc<T>, u32)>>,
 ) -> Result<Arc<T>> {
+    get_as(cache, location, location, load).await
+}
+
+/// [`get`] of what is kept by more than the location that it is read from.
+async fn get_as<T: Send + Sync + 'static>(
+    cache: &Weighed<T>,
+    key: &str,
+    location: &str,
+    load: impl Future<Output = Result<(Arc<T>, u32)>>,
+) -> Result<Arc<T>> {
     // A parser that panics has met something damaged.
     let guarded = async {
         AssertUnwindSafe(load).catch_unwind().await.unwrap_or_else(|panic| {
@@ -175,7 +194,7 @@ async fn get<T: Send + Sync + 'static>(
             Err(unreadable(location, damaged))
         })
     };
-    match cache.try_get_with_by_ref(location, Box::pin(guarded)).await {
+    match cache.try_get_with_by_ref(key, Box::pin(guarded)).await {
         Ok((value, _)) => Ok(value),
         Err(error) => Err(Error::clone(&error)),
     }
@@ -183,6 +202,8 @@ async fn get<T: Send + Sync + 'static>(
 
 #[cfg(test)]
 mod tests {
+    use iceberg::spec::ManifestWriterBuilder;
+
     use super::*;
     use crate::config::{Config, Options, S3Config};
     use crate::storage::packed::tests::{described, metadata};
@@ -201,5 +222,27 @@ mod tests {
         // Even if each entry took no more than a hundred bytes of it.
         let most = MANIFEST_TARGET_BYTES.unsigned_abs() / 100 / u64::from(files.unsigned_abs());
         assert!(packed.bytes() as u64 * most <= room, "{room} bytes");
+    }
+
+    #[tokio::test]
+    async fn entries_inherit_from_the_list_that_they_are_asked_for_by() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage = Storage::new(format!("file://{}", dir.path().display()), S3Config::default());
+        let output = LakeIo::new(storage.clone()).output(&format!("{}/m.avro", storage.warehouse()));
+        let cache = MetadataCache::new(storage, 64 << 20);
+        let of = metadata();
+        let builder = ManifestWriterBuilder::new(output, None, of.schema().clone(), of.partition_spec().clone());
+        let mut writer = builder.build_v3_data();
+        // Less than 0: inherited.
+        writer.add_file(described(1).data_file().clone(), -1).unwrap();
+        let written = writer.write_manifest_file().await.unwrap();
+        for (sequence_number, added_snapshot_id) in [(2, 5), (9, 5), (9, 6), (2, 5)] {
+            let listed = ManifestFile { sequence_number, added_snapshot_id, ..written.clone() };
+            let manifest = cache.manifest(&listed).await.unwrap();
+            let [entry] = manifest.entries() else { panic!("{manifest:?}") };
+            let inherited = (entry.sequence_number(), entry.file_sequence_number, entry.snapshot_id());
+            assert_eq!(inherited, (Some(sequence_number), Some(sequence_number), Some(added_snapshot_id)));
+            assert!(cache.has_manifest(&listed));
+        }
     }
 }

@@ -12,7 +12,7 @@ use lake_query::table::conflict::Isolation;
 use lake_query::{Kind, Options};
 
 use crate::common::*;
-use crate::table::{metadata, summary};
+use crate::table::{entries, metadata, summary};
 
 /// A table of numbers.
 async fn make(client: &SqlClient, table: &str, values: &str) {
@@ -80,6 +80,30 @@ async fn a_transaction_is_seen_by_itself_alone_and_then_by_all_at_once() {
     run(&a, "INSERT INTO u VALUES (8)").await;
     run(&a, "COMMIT").await;
     assert_eq!((all(&a, "t").await, all(&a, "u").await), (vec![7], vec![8]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_have_the_sequence_number_of_the_commit_and_not_the_one_that_was_staged() {
+    let cluster = Cluster::start(2).await;
+    let (a, b) = (cluster.client(0).await, cluster.client(1).await);
+    run(&a, "CREATE TABLE t (x BIGINT) PARTITIONED BY (x)").await;
+    run(&a, "BEGIN").await;
+    run(&a, "INSERT INTO t VALUES (1), (2)").await;
+    assert_eq!(all(&a, "t").await, [1, 2], "the node has read the manifest as it was staged");
+    for x in 3..6 {
+        run(&b, &format!("INSERT INTO t VALUES ({x})")).await;
+    }
+    run(&a, "COMMIT").await;
+    let said = "SELECT sequence_number FROM default.\"t$entries\" ORDER BY 1";
+    let expected = [1, 2, 3, 4, 4];
+    assert_eq!(numbers(&a, said).await, expected);
+    until_seen(&b, said, &expected).await;
+    // Nor is the other one written down where the manifest is written anew.
+    assert_eq!(number(&a, "DELETE FROM t WHERE x = 1").await, 1);
+    let entries = entries(&metadata(&cluster, "t").await).await;
+    let mut numbers: Vec<[i64; 2]> = entries.iter().map(|entry| [entry.sequence, entry.file_sequence]).collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, expected.map(|number| [number; 2]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
