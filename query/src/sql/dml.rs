@@ -16,6 +16,7 @@
 //! cannot match are nothing to it, and nobody who changes them is in its way.
 
 mod found;
+mod on;
 mod reads;
 mod row_plan;
 
