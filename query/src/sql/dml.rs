@@ -16,6 +16,7 @@
 //! cannot match are nothing to it, and nobody who changes them is in its way.
 
 mod found;
+mod on;
 mod reads;
 mod row_plan;
 
@@ -123,8 +124,7 @@ async fn truncate(tables: &Arc<Tables>, target: &LakeTable, deadline: Instant) -
         scope: Scope::Nothing,
         files: Arc::default(),
         isolation: Isolation::Snapshot,
-        // Rows that others delete meanwhile were to go anyway.
-        only_deletes: true,
+        only_deletes: false,
     };
     let removed = Removed::Files(Arc::new(seen));
     tables.change(table, Operation::Delete, no_files(tables), removed, Some(reads), deadline).await.map(|()| 0)
@@ -278,11 +278,7 @@ async fn change_rows(
     let table = target.table();
     let kind = property_kind(&dml.op);
     let isolation = Isolation::of(&table.metadata, kind)?;
-    // What a transaction writes is of versions that nobody sees yet, whose files a delete file would have to name.
-    let mode = match tables.scope.is_staged() {
-        true => Mode::CopyOnWrite,
-        false => Mode::of(&table.metadata, kind)?,
-    };
+    let mode = Mode::of(&table.metadata, kind)?;
     let scope = in_time(deadline, scope(state, target, dml)).await?;
     let files = data_files(tables, table).await?;
     let wanted: Wanted = {

@@ -397,7 +397,7 @@ fn compared(
     let is_equality = matches!(&comparison, Expr::BinaryExpr(BinaryExpr { op: Operator::Eq, .. }));
     if place == Place::Value && comparison.contains_outer() && !is_equality {
         return Err(refused(
-            &format!("{op} {quantifier} of a subquery in a select list"),
+            &format!("{op} {quantifier} of a subquery in a select list, or in ON of a MERGE with WHEN NOT MATCHED"),
             "compare with the least or the greatest of the subquery's values",
         ));
     }
@@ -569,7 +569,7 @@ fn has_subquery(expr: &Expr) -> DfResult<bool> {
 }
 
 /// The subquery that an expression is, if it is one.
-fn subquery_of(expr: &Expr) -> Option<&Subquery> {
+pub(super) fn subquery_of(expr: &Expr) -> Option<&Subquery> {
     match expr {
         Expr::InSubquery(InSubquery { subquery, .. })
         | Expr::Exists(Exists { subquery, .. })
@@ -579,7 +579,7 @@ fn subquery_of(expr: &Expr) -> Option<&Subquery> {
     }
 }
 
-fn has_correlated(expr: &Expr) -> DfResult<bool> {
+pub(super) fn has_correlated(expr: &Expr) -> DfResult<bool> {
     expr.exists(|expr| Ok(subquery_of(expr).is_some_and(|subquery| !subquery.outer_ref_columns.is_empty())))
 }
 
@@ -598,6 +598,6 @@ fn columns_of(expr: &Expr) -> DfResult<Vec<Column>> {
     Ok(columns)
 }
 
-fn refused(what: &str, instead: &str) -> DataFusionError {
+pub(super) fn refused(what: &str, instead: &str) -> DataFusionError {
     DataFusionError::NotImplemented(format!("{what}; {instead}"))
 }

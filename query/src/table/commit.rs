@@ -28,7 +28,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use iceberg::spec::{FormatVersion, MetadataLog, Operation, TableMetadata};
+use iceberg::spec::{MetadataLog, Operation, TableMetadata};
 use lake_client::catalog::appends::Outcome;
 use lake_client::catalog::{CatalogError, TableIdent, TablePointer, Versioned};
 use lake_client::procedures;
@@ -532,19 +532,8 @@ impl Commit<'_> {
                 format_args!("the columns of table {ident} were changed meanwhile; run the statement again"),
             ));
         }
-        let change = self.proposal.change.as_ref();
-        if change.is_some_and(|change| change.deletes.added_tally.position_files > 0)
-            && metadata.format_version() >= FormatVersion::V3
-        {
-            return Err(self.failed(
-                Kind::Conflict,
-                format_args!(
-                    "table {ident} got format version 3 meanwhile, in which deleted rows are written otherwise; run the statement \
-                     again"
-                ),
-            ));
-        }
-        Ok(())
+        let Some(change) = &self.proposal.change else { return Ok(()) };
+        conflict::check_deletes(metadata, change).map_err(|e| self.failed(e.kind, e))
     }
 
     /// An attempt did not go through, or it is not known whether it did.

@@ -5,7 +5,7 @@
 //! - A file that the change removes, or deletes rows of, must still be there, whatever removed it, and no row of it may have been
 //!   deleted since: else rows would come back, or be there twice. This is so under both kinds of isolation.
 //! - Of that, deleted rows matter nothing to a DELETE that names rows in delete files and looks at each row by itself: a row may
-//!   be deleted twice. Only a deletion vector cannot be there twice for one file.
+//!   be deleted twice. Only a deletion vector cannot be there twice for one file. To a transaction they do matter ([`super::staged`]).
 //! - Serialisable (the default): no file came or went in between that may hold rows which the statement would have read
 //!   ([`Scope`]). Rewrites that change no row do not count. Under snapshot isolation this is left out.
 //!
@@ -17,7 +17,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use iceberg::spec::{
-    DataFile, DataFileFormat, ManifestContentType, ManifestStatus, Operation, SnapshotRef, TableMetadata,
+    DataFile, DataFileFormat, FormatVersion, ManifestContentType, ManifestStatus, Operation, SnapshotRef, TableMetadata,
 };
 
 use super::deletes::{Named, names};
@@ -164,6 +164,20 @@ pub async fn validate(
         }
     }
     Ok(())
+}
+
+/// Checks that the rows which `change` deletes are named as `base` has it: files of position deletes are not written any more in format
+/// version 3.
+///
+/// # Errors
+/// `Conflict`: the table was upgraded meanwhile.
+pub fn check_deletes(base: &TableMetadata, change: &Change) -> Result<()> {
+    if change.deletes.added_tally.position_files == 0 || base.format_version() < FormatVersion::V3 {
+        return Ok(());
+    }
+    Err(Error::conflict(
+        "the table got format version 3 meanwhile, in which deleted rows are written otherwise; run it again",
+    ))
 }
 
 impl Reads {

@@ -9,6 +9,18 @@
 //!   | no answer        -> the record tells whether it was done; without one, the same again
 //! ROLLBACK             -> what was written is removed
 //! ```
+//! A change stands on the snapshot that the one before it has left, which nobody else sees: it reads that one's files, and names,
+//! replaces or removes them as it does those of the pinned version. Their paths stay what they are when the changes are built anew on
+//! another version, and so does the order of their sequence numbers, though not the numbers. Rows are therefore changed as outside
+//! of a transaction, by copy-on-write or by merge-on-read:
+//! - Delete files apply to the data files of earlier changes, since their sequence number is greater.
+//! - What is deleted from a data file is named again by each change that deletes more of it, in the place of what an earlier one has
+//!   written ([`super::deletes`]). The snapshots in between keep theirs; the last one has one deletion vector for a data file.
+//! - At COMMIT each change is checked by itself, against what others have done since the pinned version: a data file of which it deletes
+//!   rows must still be there, and nobody else may have deleted any row of it. That goes for every DELETE, which by itself would put up
+//!   with others that delete the same row: what the transaction writes elsewhere may rest on having deleted it. Files that an earlier
+//!   change has added nobody else has seen; only a delete file that does not say whose rows it names counts as if it named theirs.
+//!
 //! One revision: a pointer that was last changed at `mod_revision`, and was still so at `valid_through`, holds for all
 //! revisions between. There is one for all pinned pointers if the latest change is not after the earliest
 //! `valid_through`. The first statement has the metadata hold its state for a while, and pointers are read there. Where that is
@@ -249,14 +261,11 @@ impl Staged {
             Error::conflict(format!("table {} is not as this statement of the transaction has read it", table.ident))
         })?;
         let io = LakeIo::new(tables.storage.clone());
-        if !files.deletes.is_empty() {
-            return Err(Error::internal("a transaction was given delete files"));
-        }
-        let mut change = version::write_change(&io, &table.metadata, operation, &files.files, removed).await?;
+        let mut change = version::write_files(&io, &table.metadata, operation, &files, removed).await?;
         change.notes.extend(self.notes());
         let mut written = DataFiles::new(tables.storage.clone(), tables.tasks.clone());
         written.absorb(files);
-        change.added.iter().for_each(|manifest| written.add_object(manifest.manifest_path.clone()));
+        change.manifests().for_each(|manifest| written.add_object(manifest.manifest_path.clone()));
         let base_location = &held.base.pointer.value.metadata_location;
         let base_location = held.changes.is_empty().then_some(base_location.as_str());
         let mut objects = Vec::new();
@@ -285,6 +294,8 @@ impl Staged {
         let reads = reads.map(|reads| Reads {
             snapshot: held.base.metadata.current_snapshot_id(),
             isolation: Isolation::Snapshot,
+            // Two that move one row would both have it moved.
+            only_deletes: false,
             ..reads
         });
         held.changes.push(Part { change, reads });
@@ -545,6 +556,7 @@ impl Commit<'_> {
             return Err(Error::conflict(format!("the columns of table {ident} were changed meanwhile")));
         }
         for part in &held.changes {
+            conflict::check_deletes(&current, &part.change).map_err(doing)?;
             if let Some(reads) = &part.reads {
                 conflict::validate(&tables.cache, &current, Some(&part.change), reads).await.map_err(doing)?;
             }

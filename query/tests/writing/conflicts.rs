@@ -142,7 +142,7 @@ async fn rows_that_are_deleted_meanwhile_matter_to_whoever_has_read_them() {
     use Outcome::{Conflict, Done};
     const REWRITE: &str = "CALL system.rewrite_data_files('t', 2)";
     let pair = Pair::start().await;
-    let cases: [Case; 15] = [
+    let cases: [Case; 16] = [
         ("", "DELETE FROM t WHERE id = 1", "DELETE FROM t WHERE id = 2", Done, &[-1, -2]),
         ("snapshot", "DELETE FROM t WHERE id = 1", "DELETE FROM t WHERE id = 2", Done, &[-1, -2]),
         ("", "DELETE FROM t WHERE id = 1", "DELETE FROM t WHERE id <= 2", Done, &[-1, -2]),
@@ -172,6 +172,13 @@ async fn rows_that_are_deleted_meanwhile_matter_to_whoever_has_read_them() {
         (
             "",
             "MERGE INTO t USING (SELECT 1 AS k) AS s ON t.id = s.k WHEN MATCHED THEN DELETE",
+            "DELETE FROM t WHERE id = 102",
+            Conflict("deleted rows"),
+            &[-102],
+        ),
+        (
+            "",
+            "MERGE INTO t USING (SELECT 1 AS k) AS s ON t.id = s.k AND t.id < 50 WHEN MATCHED AND t.id = ANY (SELECT id FROM t) THEN DELETE",
             "DELETE FROM t WHERE id = 102",
             Conflict("deleted rows"),
             &[-102],

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use iceberg::spec::{DataContentType, DataFile, DataFileFormat, Datum};
 use lake_client::memory::MemoryStore;
+use lake_query::client::SqlClient;
 use lake_query::{Kind, Options};
 
 use crate::common::*;
@@ -184,4 +185,124 @@ async fn tables_of_format_3_have_deletion_vectors_and_rows_keep_their_ids() {
     }
     let error = refused(&a, "CREATE TABLE u (id BIGINT) WITH ('format-version' = '1')").await;
     assert!(error.kind == Kind::Invalid && error.message.contains("must be 2 or 3"), "{error}");
+}
+
+/// The id of each row that is there, on both nodes.
+async fn see(clients: [&SqlClient; 2], name: &str, expected: &[i64]) {
+    for client in clients {
+        assert_eq!(numbers(client, &format!("SELECT id FROM {name} ORDER BY id")).await, expected, "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_names_rows_also_of_files_that_it_has_added() {
+    let cluster = cluster(2).await;
+    let (a, b) = (cluster.client(0).await, cluster.client(1).await);
+    for version in [2, 3] {
+        let name = format!("t{version}");
+        let with = format!("WITH ({MERGE_ON_READ}, 'format-version' = '{version}')");
+        run(&a, &format!("CREATE TABLE {name} (id BIGINT) {with}")).await;
+        run(&a, &format!("INSERT INTO {name} SELECT value FROM generate_series(0, 9)")).await;
+        run(&a, "BEGIN").await;
+        run(&a, &format!("INSERT INTO {name} SELECT value FROM generate_series(100, 109)")).await;
+        assert_eq!(number(&a, &format!("DELETE FROM {name} WHERE id IN (1, 101)")).await, 2);
+        assert_eq!(number(&a, &format!("UPDATE {name} SET id = -id WHERE id = 2")).await, 1);
+        let merge = format!(
+            "MERGE INTO {name} USING (VALUES (3), (200)) AS s(k) ON {name}.id = s.k WHEN MATCHED THEN DELETE \
+             WHEN NOT MATCHED THEN INSERT VALUES (s.k)"
+        );
+        assert_eq!(number(&a, &merge).await, 2);
+        let staged: Vec<i64> = [-2, 0].into_iter().chain(4..10).chain([100]).chain(102..110).chain([200]).collect();
+        assert_eq!(numbers(&a, &format!("SELECT id FROM {name} ORDER BY id")).await, staged);
+        assert_eq!(number(&b, &format!("SELECT count(*) FROM {name}")).await, 10, "nobody else sees it");
+        // COMMIT makes it anew on what is there by then, with sequence numbers of which the first is greater than all that were staged.
+        for id in 300..306 {
+            run(&b, &format!("INSERT INTO {name} VALUES ({id})")).await;
+        }
+        run(&a, "COMMIT").await;
+        let mut left: Vec<i64> = staged.into_iter().chain(300..306).collect();
+        see([&a, &b], &name, &left).await;
+        let (data, deletes) = both(&cluster, &name).await;
+        assert_eq!((data.len(), deletes.len()), (10, 2), "one for each data file that has lost rows");
+        let mut deleted: Vec<u64> = deletes.iter().map(DataFile::record_count).collect();
+        deleted.sort_unstable();
+        assert_eq!(deleted, [1, 3]);
+        let format = if version == 3 { DataFileFormat::Puffin } else { DataFileFormat::Parquet };
+        assert!(deletes.iter().all(|delete| delete.file_format() == format), "{deletes:?}");
+        assert_ne!(deletes[0].referenced_data_file(), deletes[1].referenced_data_file());
+
+        // Of a file without rows nothing is left.
+        run(&a, "BEGIN").await;
+        assert_eq!(number(&a, &format!("DELETE FROM {name} WHERE id = 102")).await, 1);
+        assert_eq!(number(&a, &format!("DELETE FROM {name} WHERE id BETWEEN 100 AND 109")).await, 8);
+        run(&a, "COMMIT").await;
+        left.retain(|id| !(100..110).contains(id));
+        see([&a, &b], &name, &left).await;
+        let (data, deletes) = both(&cluster, &name).await;
+        assert_eq!((data.len(), deletes.len()), (9, 1));
+
+        let files = cluster.files("");
+        run(&a, "BEGIN").await;
+        assert_eq!(number(&a, &format!("DELETE FROM {name} WHERE id = 4")).await, 1);
+        assert_eq!(number(&a, &format!("UPDATE {name} SET id = 50 WHERE id = 5")).await, 1);
+        run(&a, "ROLLBACK").await;
+        until("what was written to go", async || cluster.files("") == files).await;
+        see([&a, &b], &name, &left).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_transaction_deletes_nobody_else_may_have_deleted() {
+    let cluster = cluster(2).await;
+    let (a, b) = (cluster.client(0).await, cluster.client(1).await);
+    let (delete, update) = ("DELETE FROM t WHERE id = 1", "UPDATE t SET id = -1 WHERE id = 1");
+    let (of_the_file, of_another) = ("DELETE FROM t WHERE id = 2", "DELETE FROM t WHERE id = 11");
+    for version in [2, 3] {
+        // What the transaction does, what another writer does before its COMMIT, and the rows that are left if it is no conflict.
+        for (statement, meanwhile, left) in [
+            (delete, of_the_file, None),
+            (delete, of_another, Some(vec![0, 2, 10, 12])),
+            (update, of_the_file, None),
+            (update, of_another, Some(vec![-1, 0, 2, 10, 12])),
+            ("TRUNCATE TABLE t", of_the_file, None),
+        ] {
+            let what = format!("{statement} / {meanwhile} in version {version}");
+            let with = format!("WITH ({MERGE_ON_READ}, 'format-version' = '{version}')");
+            run(&a, &format!("CREATE TABLE t (id BIGINT) {with}")).await;
+            run(&a, "INSERT INTO t VALUES (0), (1), (2)").await;
+            run(&a, "INSERT INTO t VALUES (10), (11), (12)").await;
+            run(&a, "BEGIN").await;
+            run(&a, statement).await;
+            assert_eq!(number(&b, meanwhile).await, 1, "{what}");
+            match left {
+                Some(left) => {
+                    run(&a, "COMMIT").await;
+                    see([&a, &b], "t", &left).await;
+                }
+                None => {
+                    let error = refused(&a, "COMMIT").await;
+                    assert!(error.kind == Kind::Conflict && error.message.contains("deleted rows"), "{what}: {error}");
+                    assert!(error.message.contains("nothing was committed"), "{what}: {error}");
+                    run(&a, "ROLLBACK").await;
+                    see([&a, &b], "t", &[0, 1, 10, 11, 12]).await;
+                }
+            }
+            run(&a, "DROP TABLE t").await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_does_not_name_rows_as_version_2_does_in_a_table_of_version_3() {
+    let cluster = cluster(2).await;
+    let (a, b) = (cluster.client(0).await, cluster.client(1).await);
+    run(&a, &format!("CREATE TABLE t (id BIGINT) WITH ({MERGE_ON_READ}, 'format-version' = '2')")).await;
+    run(&a, "INSERT INTO t VALUES (1), (2)").await;
+    run(&a, "BEGIN").await;
+    run(&a, "DELETE FROM t WHERE id = 1").await;
+    run(&b, "ALTER TABLE t SET TBLPROPERTIES ('format-version' = '3')").await;
+    let error = refused(&a, "COMMIT").await;
+    assert!(error.kind == Kind::Conflict && error.message.contains("format version 3"), "{error}");
+    run(&a, "ROLLBACK").await;
+    see([&a, &b], "t", &[1, 2]).await;
 }

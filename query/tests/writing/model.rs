@@ -8,8 +8,12 @@ use datafusion::datasource::MemTable;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use lake_client::memory::MemoryStore;
 use lake_query::Options;
+use lake_query::client::SqlClient;
 
 use crate::common::*;
+
+const MERGE_ON_READ: &str = "'write.delete.mode' = 'merge-on-read', 'write.update.mode' = 'merge-on-read', \
+     'write.merge.mode' = 'merge-on-read'";
 
 /// Rows in memory. Each statement is a query over the rows of before.
 struct Model {
@@ -47,6 +51,10 @@ impl Model {
         if self.rows.is_empty() {
             self.rows = vec![RecordBatch::new_empty(schema)];
         }
+    }
+
+    async fn insert(&mut self, rows: &str) {
+        self.set(&format!("SELECT * FROM t UNION ALL SELECT * FROM (VALUES {rows}) AS v(id, a, b, f)")).await;
     }
 }
 
@@ -108,7 +116,27 @@ impl Random {
     }
 }
 
-async fn play(seed: u64, steps: usize, properties: &str) {
+/// Begins a transaction of the first client, or commits it: made anew on what the other one has added meanwhile.
+async fn begin_or_commit(
+    clients: &[SqlClient; 2],
+    open: &mut bool,
+    model: &mut Model,
+    random: &mut Random,
+) -> Vec<String> {
+    *open = !*open;
+    if *open {
+        run(&clients[0], "BEGIN").await;
+        return vec!["BEGIN".to_owned()];
+    }
+    let rows = random.rows();
+    let insert = format!("INSERT INTO t VALUES {rows}");
+    run(&clients[1], &insert).await;
+    run(&clients[0], "COMMIT").await;
+    model.insert(&rows).await;
+    vec![format!("{insert} (by the other client)"), "COMMIT".to_owned()]
+}
+
+async fn play(seed: u64, steps: usize, properties: &str, in_transactions: bool) {
     // Every pointer is looked at anew, so that a node sees what the other has just done.
     let store = Arc::new(MemoryStore::new());
     let cluster = Cluster::over(store, 2, |options| Options { pointer_ttl_ms: Some(0), ..options }).await;
@@ -117,11 +145,15 @@ async fn play(seed: u64, steps: usize, properties: &str) {
     let mut model = Model::new().await;
     let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     let mut played = Vec::new();
+    let mut open = false;
     for _ in 0..steps {
+        if in_transactions && random.below(4) == 0 {
+            played.extend(begin_or_commit(&clients, &mut open, &mut model, &mut random).await);
+        }
         let sql = match random.below(17) {
             0..=5 => {
                 let rows = random.rows();
-                model.set(&format!("SELECT * FROM t UNION ALL SELECT * FROM (VALUES {rows}) AS v(id, a, b, f)")).await;
+                model.insert(&rows).await;
                 format!("INSERT INTO t VALUES {rows}")
             }
             6..=8 => {
@@ -175,7 +207,8 @@ async fn play(seed: u64, steps: usize, properties: &str) {
                 model.set("SELECT * FROM t WHERE id < 20").await;
                 "INSERT OVERWRITE t SELECT * FROM t WHERE id < 20".to_owned()
             }
-            15 => "CALL system.rewrite_data_files('t', 2)".to_owned(),
+            // Inside of a transaction it is refused.
+            15 if !open => "CALL system.rewrite_data_files('t', 2)".to_owned(),
             _ => {
                 let kept = random.below(4) > 0;
                 model.set(&format!("SELECT * FROM t WHERE {kept}")).await;
@@ -185,7 +218,7 @@ async fn play(seed: u64, steps: usize, properties: &str) {
                 }
             }
         };
-        let client = &clients[random.below(2) as usize];
+        let client = &clients[if open { 0 } else { random.below(2) as usize }];
         run(client, &sql).await;
         played.push(sql);
         let mut expected = rows_of(&model.query("SELECT * FROM t").await);
@@ -200,15 +233,25 @@ async fn play(seed: u64, steps: usize, properties: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn random_statements_leave_what_they_leave_in_memory() {
-    let merge_on_read = "'write.delete.mode' = 'merge-on-read', 'write.update.mode' = 'merge-on-read', \
-         'write.merge.mode' = 'merge-on-read'";
     for (seed, properties) in [
         (1, String::new()),
         (2, "WITH ('format-version' = '3')".to_owned()),
-        (3, format!("WITH ({merge_on_read})")),
-        (4, format!("WITH ({merge_on_read}, 'write.delete.granularity' = 'partition')")),
-        (5, format!("WITH ({merge_on_read}, 'format-version' = '3')")),
+        (3, format!("WITH ({MERGE_ON_READ})")),
+        (4, format!("WITH ({MERGE_ON_READ}, 'write.delete.granularity' = 'partition')")),
+        (5, format!("WITH ({MERGE_ON_READ}, 'format-version' = '3')")),
     ] {
-        play(seed, 40, &properties).await;
+        play(seed, 40, &properties, false).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_transactions_leave_what_they_leave_in_memory() {
+    for (seed, properties) in [
+        (6, String::new()),
+        (7, format!("WITH ({MERGE_ON_READ})")),
+        (8, format!("WITH ({MERGE_ON_READ}, 'write.delete.granularity' = 'partition')")),
+        (9, format!("WITH ({MERGE_ON_READ}, 'format-version' = '3')")),
+    ] {
+        play(seed, 40, &properties, true).await;
     }
 }

@@ -15,6 +15,7 @@ use iceberg::spec::DataFile;
 use super::row_plan::has_subquery;
 use crate::error::Result;
 use crate::scan::{LakeTable, values};
+use crate::sql::subqueries::subquery_of;
 use crate::sql::{CATALOG, DEFAULT_SCHEMA, computing, floats, rounding};
 use crate::table::conflict::Scope;
 
@@ -103,12 +104,9 @@ pub(super) fn reads_besides(dml: &DmlStatement) -> Result<bool> {
         WriteOp::MergeInto(merge) => {
             for expr in merge.exprs() {
                 expr.apply(|expr| {
-                    match expr {
-                        Expr::ScalarSubquery(subquery) => subquery.subquery.apply_with_subqueries(&mut count)?,
-                        Expr::InSubquery(within) => within.subquery.subquery.apply_with_subqueries(&mut count)?,
-                        Expr::Exists(exists) => exists.subquery.subquery.apply_with_subqueries(&mut count)?,
-                        _ => TreeNodeRecursion::Continue,
-                    };
+                    if let Some(subquery) = subquery_of(expr) {
+                        subquery.subquery.apply_with_subqueries(&mut count)?;
+                    }
                     Ok(TreeNodeRecursion::Continue)
                 })?;
             }

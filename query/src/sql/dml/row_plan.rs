@@ -11,7 +11,7 @@ use datafusion::logical_expr::{
     MergeIntoOp, Projection, TableSource, WriteOp, lit, when,
 };
 
-use super::{DELETE, INSERT, KIND, SEEN, UPDATE};
+use super::{DELETE, INSERT, KIND, SEEN, UPDATE, on};
 use crate::error::{Error, Result};
 use crate::scan::{FILE_COLUMN, LakeTable, POSITION_COLUMN, Wanted};
 
@@ -67,11 +67,6 @@ fn row_ids(schema: &DFSchema) -> Result<Vec<Expr>> {
 }
 
 fn merge_plan(dml: &DmlStatement, merge: &MergeIntoOp, target: Arc<dyn TableSource>) -> Result<LogicalPlan> {
-    if has_subquery(&merge.on) {
-        return Err(Error::not_supported(
-            "a subquery in the ON condition of MERGE is not supported yet; nothing was done",
-        ));
-    }
     let columns = dml.target.schema();
     let has = |kind| merge.clauses.iter().any(|clause| clause.kind.canonical() == kind);
     let join_type = match (has(MergeIntoClauseKind::NotMatchedByTarget), has(MergeIntoClauseKind::NotMatchedBySource)) {
@@ -85,9 +80,8 @@ fn merge_plan(dml: &DmlStatement, merge: &MergeIntoOp, target: Arc<dyn TableSour
     let mut of_source: Vec<Expr> = dml.input.schema().iter().map(column).collect();
     of_source.push(lit(true).alias(SOURCE));
     let source = LogicalPlanBuilder::from(dml.input.as_ref().clone()).project(of_source)?.build()?;
-    let joined = LogicalPlanBuilder::scan(dml.table_name.clone(), target, None)?
-        .join_on(source, join_type, [merge.on.clone()])?
-        .build()?;
+    let target = LogicalPlanBuilder::scan(dml.table_name.clone(), target, None)?.build()?;
+    let joined = on::join(target, source, join_type, &merge.on)?;
     let [file, position] = <[Expr; 2]>::try_from(row_ids(joined.schema())?)
         .map_err(|_| Error::internal("a row has two ids"))?
         .map(Expr::unalias);
