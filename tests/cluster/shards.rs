@@ -3,12 +3,14 @@
 
 use std::time::Instant;
 
+use futures::{StreamExt, TryStreamExt};
 use lake_chaos::{ProcessName, Role};
+use lake_query::Kind;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::common::{LAKE, PATIENCE, Printed, Scratch, TestCluster, files, lake, table, until};
+use crate::common::{LAKE, PATIENCE, Printed, Scratch, TestCluster, files, lake, numbers, table, until};
 use crate::etcd::Etcd;
 use crate::support::free_port;
 
@@ -178,7 +180,53 @@ async fn a_killed_workers_shards_and_their_upkeep_go_on_elsewhere() {
     packed(12).await;
     cluster.processes.start_one(ProcessName::query(2)).await.unwrap();
     until_even(&scratch, &cluster, "each worker to have its half again").await;
+    kill_in_the_middle(&cluster, &worker).await;
     cluster.stop().await;
+}
+
+/// A node is killed while it works on its part of a query that another one coordinates: who asked has every row, or is told.
+async fn kill_in_the_middle(cluster: &TestCluster, worker: &str) {
+    const ROWS: usize = 400_000;
+    let coordinator = cluster.sql(1).await;
+    coordinator.run("SET lake.distributed = on").await.unwrap();
+    // Far more than is under way at any time, and of both nodes.
+    let sql = "SELECT x, repeat('a', 500) FROM s.wide";
+    let (rows, first) = until("query-1 to have a part of a query that query-2 was asked", PATIENCE, || async {
+        let mut rows = coordinator.rows(sql).await.map_err(|e| e.to_string())?;
+        let first = rows.next().await.ok_or("it has no rows")?.map_err(|e| e.to_string())?;
+        match in_hand(worker).await? {
+            [parts, _] if parts > 0 => Ok((rows, first)),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+    cluster.processes.process(ProcessName::query(1)).unwrap().kill().await.unwrap();
+    match rows.try_collect::<Vec<_>>().await {
+        Ok(rest) => {
+            let all: usize = rest.iter().map(|batch| batch.num_rows()).sum();
+            assert_eq!(first.num_rows() + all, ROWS, "rows are missing, and nothing said so");
+        }
+        Err(error) => {
+            let said = error.kind == Kind::Unavailable && error.message.contains("query node");
+            assert!(said, "{:?}: {error}", error.kind);
+        }
+    }
+    // Who asks again is answered in full, by whoever is there, and by both once both are.
+    let sums = "SELECT count(*), sum(abs(x)) FROM s.wide";
+    let whole = [ROWS as i64, 200_000 * 200_001];
+    let again = async |when: &str| {
+        until(&format!("all rows {when}"), PATIENCE, || async {
+            let answer = coordinator.run(sums).await.map_err(|e| e.to_string())?;
+            let seen = [0, 1].map(|column| numbers(&answer.batches, column));
+            // An answer is whole, whenever it comes.
+            assert_eq!(seen, whole.map(|number| vec![number]), "{when}");
+            Ok(())
+        })
+        .await;
+    };
+    again("beside a node that was killed").await;
+    cluster.processes.start_one(ProcessName::query(1)).await.unwrap();
+    again("with both nodes").await;
 }
 
 /// What the defaults come to. The figure is printed for docs/; how long it takes on a busy machine proves nothing.

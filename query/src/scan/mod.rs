@@ -336,9 +336,12 @@ impl LakeTable {
             let latest = schemas.iter().find_map(|schema| schema.as_struct().field_by_id(id));
             let latest = latest.ok_or_else(|| {
                 let table = &self.table.ident;
-                Error::not_supported(format!(
-                    "table {table} cannot be read: equality deletes by the column with the id {id}"
-                ))
+                let part = schemas.iter().find_map(|schema| schema.name_by_field_id(id));
+                let what = match part {
+                    Some(name) => format!("{name} (id {id}), a part of a nested column, are not supported yet"),
+                    None => format!("the column with the id {id}, which no schema of the table has, cannot be applied"),
+                };
+                Error::not_supported(format!("table {table} cannot be read: equality deletes by {what}"))
             })?;
             let field = NestedField { name: format!("__dropped_{id}"), required: false, ..latest.as_ref().clone() };
             fields.push(Arc::new(field));

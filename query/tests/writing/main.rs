@@ -6,8 +6,10 @@ mod common;
 
 mod adopt;
 mod asked_upkeep;
+mod bucket;
 mod conflicts;
 mod hot;
+mod killed;
 mod merge_on_read;
 mod model;
 mod nested;

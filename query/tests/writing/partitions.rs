@@ -1,14 +1,18 @@
 //! Partitioned and sorted tables.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use iceberg::spec::{DataFile, Literal};
-use lake_query::Kind;
+use lake_client::memory::MemoryStore;
+use lake_query::{Kind, Options};
 
 use crate::common::*;
 use crate::table::{files, metadata};
 
-fn partition(file: &DataFile) -> String {
+fn partition_of(file: &DataFile) -> String {
     format!("{:?}", file.partition().fields())
 }
 
@@ -33,7 +37,7 @@ async fn rows_go_into_files_of_their_partition() {
     let written = files(&metadata(&cluster, "t").await).await;
     let mut by_partition: BTreeMap<String, u64> = BTreeMap::new();
     for file in &written {
-        *by_partition.entry(partition(file)).or_default() += file.record_count();
+        *by_partition.entry(partition_of(file)).or_default() += file.record_count();
     }
     assert_eq!(by_partition.len(), written.len(), "one file each");
     assert_eq!(by_partition.values().sum::<u64>(), 600);
@@ -162,6 +166,61 @@ async fn many_partitions_need_one_open_file() {
     assert!(written.iter().all(|file| file.record_count() == 20));
     assert_eq!(number(&client, "SELECT count(*) FROM t WHERE p = 17").await, 20);
     assert_eq!(number(&client, "DELETE FROM t WHERE p = 17").await, 20);
+}
+
+/// How many files there are in a directory's own directories, where DataFusion spills to.
+fn spilled(dir: &Path) -> usize {
+    let entries = |dir: &Path| std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries(dir).map(|inner| entries(&inner.path()).count()).sum()
+}
+
+/// More rows than the statement has memory for, and each run of them of all partitions.
+#[tokio::test(flavor = "multi_thread")]
+async fn very_many_partitions_are_written_in_little_memory() {
+    const PARTITIONS: i64 = 1000;
+    const ROWS: i64 = 400_000;
+    const MEMORY: usize = 64 << 20;
+    let cluster = Cluster::over(Arc::new(MemoryStore::new()), 1, |options| Options {
+        memory_limit_bytes: Some(MEMORY),
+        statement_memory_bytes: Some(48 << 20),
+        ..options
+    })
+    .await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (p BIGINT, n BIGINT, s VARCHAR) PARTITIONED BY (p)").await;
+    let (partition, text_of_row) = (format!("(n * 7919) % {PARTITIONS}"), "concat(repeat('x', 140), n)");
+    let insert =
+        format!("INSERT INTO t SELECT {partition}, n, {text_of_row} FROM generate_series(1, {ROWS}) AS series(n)");
+    let engine = cluster.nodes[0].engine();
+    let spill = cluster.dir.path().join("node0/spill");
+    let (mut held, mut files_spilled) = (0, 0);
+    let inserting = number(&client, &insert);
+    tokio::pin!(inserting);
+    let inserted = loop {
+        tokio::select! {
+            inserted = &mut inserting => break inserted,
+            () = tokio::time::sleep(Duration::from_millis(5)) => {
+                held = held.max(engine.memory_held());
+                files_spilled = files_spilled.max(spilled(&spill));
+            }
+        }
+    };
+    assert_eq!(inserted, ROWS);
+    assert!(files_spilled > 0 && 0 < held && held <= MEMORY, "{files_spilled} files, at most {held} bytes at once");
+    let written = files(&metadata(&cluster, "t").await).await;
+    let partitions: BTreeSet<String> = written.iter().map(partition_of).collect();
+    assert_eq!((written.len(), partitions.len()), (PARTITIONS as usize, PARTITIONS as usize));
+    assert!(written.iter().all(|file| file.record_count() == (ROWS / PARTITIONS) as u64));
+    assert_eq!(
+        text(&client, "SELECT count(*), sum(n), count(DISTINCT p) FROM t").await,
+        [[ROWS.to_string(), (ROWS * (ROWS + 1) / 2).to_string(), PARTITIONS.to_string()]]
+    );
+    let wrong = format!("SELECT count(*) FROM t WHERE p <> {partition} OR s <> {text_of_row}");
+    assert_eq!(number(&client, &wrong).await, 0);
+    until("the spilled files to be gone, and all memory free", async || {
+        spilled(&spill) == 0 && engine.memory_held() == 0
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

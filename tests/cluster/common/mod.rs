@@ -14,7 +14,7 @@ use arrow::util::pretty::pretty_format_batches;
 use futures::TryStreamExt;
 use lake_chaos::process::Policy;
 use lake_chaos::{Cluster, Role, Spec};
-use lake_query::client::{SqlClient, SqlError};
+use lake_query::client::{Rows, SqlClient, SqlError};
 use tokio::sync::{Mutex, MutexGuard};
 
 use self::load::{Insert, Outcome};
@@ -154,6 +154,11 @@ impl Sql {
         let rows = self.client.execute(sql, Some(timeout)).await?;
         let notices = rows.notices.clone();
         Ok(Answer { batches: rows.try_collect().await?, notices })
+    }
+
+    /// A query's rows, as they come.
+    pub async fn rows(&self, sql: &str) -> Result<Rows, SqlError> {
+        self.client.execute(sql, Some(PATIENCE)).await
     }
 
     /// The first column of a query, as integers.
