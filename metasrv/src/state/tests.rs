@@ -183,6 +183,28 @@ fn rebuilt(state: &State) -> State {
 }
 
 #[test]
+fn a_state_that_is_put_together_has_leaves_that_are_full() {
+    let mut state = State::default();
+    for thousand in 0..20 {
+        let then = (0..1000).map(|n| Op::put(format!("/kv/{thousand:02}{n:03}"), "1")).collect();
+        state.run(1, &Txn { then, ..Txn::default() });
+    }
+    let restored = rebuilt(&state);
+    assert_eq!(restored, state);
+    assert_eq!(restored.digest(), state.digest());
+    // A write copies the leaf that its key is in: each entry there is then shared once more.
+    let shares = |state: &State| state.entries.0.iter().map(Entry::shared_by).collect::<Vec<_>>();
+    let copied = |mut state: State| {
+        let (held, before) = (state.clone(), shares(&state));
+        state.run(1, &put("/kv/10500", "2"));
+        let after = shares(&held);
+        before.iter().zip(&after).skip(10_400).take(200).filter(|(before, after)| after > before).count()
+    };
+    let (split, full) = (copied(state), copied(restored));
+    assert!(split <= 44 && full >= 56, "of 64: {split} where they came in order, {full} put together");
+}
+
+#[test]
 fn a_lease_takes_its_keys_and_scopes_with_it() {
     let mut state = State::default();
     let lease = grant(&mut state);
