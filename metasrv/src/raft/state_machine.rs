@@ -1,7 +1,8 @@
 //! openraft's state machine: applies committed entries to the pure [`State`] and publishes the result.
 //!
 //! There is one writer, openraft's state machine task. Readers take [`Published::current`], an immutable value, and never
-//! wait for the writer. What an entry did is published before its proposer hears of it.
+//! wait for the writer; only while a peer recovers, when nobody is served, what is published is changed where it is
+//! (`StateMachine::replay`). What an entry did is published before its proposer hears of it.
 //!
 //! Snapshots are written from such an immutable value, in the background. A durable snapshot is noted in the log's mark
 //! before openraft purges the log behind it.
@@ -287,7 +288,8 @@ impl StateMachine {
 
     /// Applies what the log had when the peer started, for as long as that comes, and returns what comes behind it. What was
     /// published shares the map's nodes, each of which the next write would copy, with a count to raise in every entry of a
-    /// leaf. While nobody is served nobody holds it: it is changed where it is.
+    /// leaf. While nobody is served nobody holds it: it is changed where it is. Whoever holds it nevertheless, as a snapshot that
+    /// is being written does, keeps it as it is.
     async fn replay<Strm>(&self, entries: &mut Strm) -> Result<Option<EntryResponder<TypeConfig>>, io::Error>
     where
         Strm: Stream<Item = Result<EntryResponder<TypeConfig>, io::Error>> + Unpin + OptionalSend,
@@ -323,7 +325,7 @@ impl StateMachine {
         self.observer.is_none() && self.had.is_some_and(|had| entry.log_id.index <= had)
     }
 
-    /// Tells nobody.
+    /// Applies entries to what is published, and tells nobody. After an error those before the one that failed are applied.
     fn apply_in_place(&self, entries: Vec<Entry>, bytes: u64) -> Result<(), io::Error> {
         if entries.is_empty() {
             return Ok(());
@@ -331,7 +333,6 @@ impl StateMachine {
         self.published.behind.applied(entries.len() as u64, bytes);
         let mut done = Ok(());
         self.published.current.send_if_modified(|current| {
-            // Whoever holds it keeps it as it is.
             let applied = Arc::make_mut(current);
             done = entries.into_iter().try_for_each(|entry| applied.apply(entry, self.feature_level).map(drop));
             false
