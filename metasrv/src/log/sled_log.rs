@@ -42,7 +42,9 @@ const LOCKED: &str = "could not acquire lock";
 /// How long opening waits for a database of this process to be closed.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 const SEGMENT_BYTES: usize = 8 << 20;
-const CACHE_BYTES: u64 = 32 << 20;
+/// What leaves sled's cache is read from its files again, and nothing is written for it: the size has no part in what is durable.
+/// What is written is in the leaf that was touched last, which stays; what is read is read once, from one end to the other.
+const CACHE_BYTES: u64 = 8 << 20;
 const FRAME_HEADER_BYTES: usize = 4 + 4 + 8 + 8 + 4;
 const KIND_PACKED: u8 = 1;
 const KIND_SPLIT: u8 = 2;
