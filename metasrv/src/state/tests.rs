@@ -5,7 +5,7 @@ use lake_proto::kv::{Compare, Condition, Expected, Op, OpResult, Txn, TxnResult}
 use lake_proto::limits::SESSION_WINDOW;
 
 use super::State;
-use super::changes::Compacted;
+use super::changes::{Change, Compacted};
 use super::command::{Action, Command, Outcome, Refusal};
 use super::entry::Entry;
 use super::restore::{Numbers, Part, StateBuilder};
@@ -202,6 +202,20 @@ fn a_state_that_is_put_together_has_leaves_that_are_full() {
     };
     let (split, full) = (copied(state), copied(restored));
     assert!(split <= 44 && full >= 56, "of 64: {split} where they came in order, {full} put together");
+}
+
+#[test]
+fn a_change_of_one_key_is_kept_where_the_changes_are() {
+    assert!(size_of::<Change>() <= 32, "{} bytes, of which 100,000 may be kept", size_of::<Change>());
+    let mut state = State::default();
+    state.run(1, &put("/kv/a", "1"));
+    state.run(1, &Txn { then: vec![Op::put("/kv/b", "1"), Op::delete("/kv/a")], ..Txn::default() });
+    state.run(1, &Txn { then: vec![Op::delete("/kv/b")], ..Txn::default() });
+    let changed = |change: &Change| change.events().iter().map(|e| (e.key().to_owned(), e.is_put())).collect();
+    let kept: Vec<Vec<(String, bool)>> = state.changes().from(1).unwrap().map(changed).collect();
+    let [a, b] = ["/kv/a", "/kv/b"].map(str::to_owned);
+    assert_eq!(kept, [vec![(a.clone(), true)], vec![(a, false), (b.clone(), true)], vec![(b, false)]]);
+    assert_eq!(state, rebuilt(&state));
 }
 
 #[test]
