@@ -315,7 +315,7 @@ impl StateBuilder {
     /// # Errors
     /// What is wrong with it, in words.
     pub fn add_entry(&mut self, entry: EntryRef<'_>) -> Result<(), &'static str> {
-        if self.last.as_ref().is_some_and(|last| last.key() >= entry.key) {
+        if self.last.as_ref().is_some_and(|last| last.key_bytes() >= entry.key.as_bytes()) {
             return Err("its keys are out of order");
         }
         if entry.lease.is_some_and(|id| !self.state.has_lease(id)) {
