@@ -621,7 +621,7 @@ mod tests {
         let published = machine.published();
         let place = || Arc::as_ptr(&published.current());
         let entries = |indexes: std::ops::Range<u64>| {
-            futures::stream::iter(indexes.map(|n| Ok::<EntryResponder<TypeConfig>, io::Error>((put(n), None))))
+            futures::stream::iter(indexes.map(move |n| Ok::<EntryResponder<TypeConfig>, io::Error>((put(n), None))))
         };
         let begins = place();
         machine.apply(entries(0..150)).await.unwrap();
