@@ -535,8 +535,13 @@ impl Log {
     ///
     /// # Errors
     /// As [`Log::read`], but for a command that this build does not know.
-    pub async fn read_unread(&self, range: impl RangeBounds<u64>) -> io::Result<Vec<Entry>> {
-        self.read_as(range, usize::MAX, unread_entry_from_wire).await
+    pub async fn read_unread(&self, range: impl RangeBounds<u64>, max_bytes: usize) -> io::Result<Vec<Entry>> {
+        self.read_as(range, max_bytes, unread_entry_from_wire).await
+    }
+
+    /// How often entries were taken back: what was read before that may not be there any more.
+    pub fn truncations(&self) -> u64 {
+        lock(&self.inner.shared.tail).truncations
     }
 
     async fn read_as(&self, range: impl RangeBounds<u64>, max_bytes: usize, read: FromWire) -> io::Result<Vec<Entry>> {

@@ -42,7 +42,9 @@ const LOCKED: &str = "could not acquire lock";
 /// How long opening waits for a database of this process to be closed.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 const SEGMENT_BYTES: usize = 8 << 20;
-const CACHE_BYTES: u64 = 32 << 20;
+/// What leaves sled's cache is read from its files again, and nothing is written for it: the size has no part in what is durable.
+/// What is written is in the leaf that was touched last, which stays; what is read is read once, from one end to the other.
+const CACHE_BYTES: u64 = 8 << 20;
 const FRAME_HEADER_BYTES: usize = 4 + 4 + 8 + 8 + 4;
 const KIND_PACKED: u8 = 1;
 const KIND_SPLIT: u8 = 2;
@@ -208,12 +210,15 @@ impl SledLog {
                 return Err(OpenError::Damaged { dir: owned(), what });
             }
         }
-        let last = this.check(bounds)?;
+        let (last, read_bytes) = this.check(bounds)?;
         // What was read stays in sled's cache, however long the log is: a scan touches each leaf once, and the cache looks at
-        // its size after 64 touches of one of its 256 parts. A database that is opened anew has read nothing.
-        let cut_off = this.cut_off.take();
-        drop(this);
-        let this = Self { cut_off, ..Self::open_sled(dir).map_err(classify)? };
+        // its size after 64 touches of one of its 256 parts. A database that is opened anew has read nothing. Where it is no
+        // more than the cache may have, that is not worth what opening writes and syncs.
+        if read_bytes > CACHE_BYTES {
+            let cut_off = this.cut_off.take();
+            drop(this);
+            this = Self { cut_off, ..Self::open_sled(dir).map_err(classify)? };
+        }
         this.chain_up_to(u64::MAX).map_err(classify)?;
         Ok((this, last))
     }
@@ -255,18 +260,21 @@ impl SledLog {
         self.cut_off.as_deref()
     }
 
-    /// Reads everything and finds the last good entry.
-    fn check(&mut self, bounds: Bounds) -> Result<Option<(u64, u64)>, OpenError> {
+    /// Reads everything and finds the last good entry: its term and index, and how many bytes of values were read.
+    fn check(&mut self, bounds: Bounds) -> Result<(Option<(u64, u64)>, u64), OpenError> {
         let first_needed = bounds.purged.map_or(0, |(_, index)| index + 1);
         let mut last: Option<(u64, u64)> = bounds.purged;
         let mut trouble: Option<String> = None;
         let mut other_term = None;
         let mut decoder = Decoder::new(first_needed);
         let mut frames = Vec::new();
+        let mut read_bytes = 0;
         'values: for item in self.log.iter() {
-            let step = guard(&self.dir, "reading", || item)
-                .map_err(|e| e.to_string())
-                .and_then(|(key, value)| decoder.push(&key, &value, &mut frames));
+            let item = guard(&self.dir, "reading", || item).map_err(|e| e.to_string());
+            let step = item.and_then(|(key, value)| {
+                read_bytes += value.len() as u64;
+                decoder.push(&key, &value, &mut frames)
+            });
             for frame in frames.drain(..) {
                 if frame.index < first_needed {
                     continue;
@@ -314,7 +322,7 @@ impl SledLog {
             };
             return Err(OpenError::Behind { dir: self.dir.clone(), found, acknowledged: durable });
         }
-        Ok(last)
+        Ok((last, read_bytes))
     }
 
     /// Adds entries behind the last one. They are neither durable nor certain to survive before [`SledLog::sync`].

@@ -417,6 +417,43 @@ async fn what_is_looked_through_for_memberships_is_not_decoded() {
     log.close().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn who_goes_backwards_through_the_log_finds_it_read_ahead() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = create(dir.path());
+    // Too many at once are too large together.
+    let size = |index: u64| if (1000..1100).contains(&index) { 100_000 } else { 300 };
+    let entries: Vec<Entry> = (0..3000).map(|index| entry(1, index, size(index))).collect();
+    append(&log, entries.clone()).await.unwrap();
+    log.close().await;
+    let log = open(dir.path()).unwrap();
+    let mut reader = LogStore::new(log.clone());
+    let mut ahead = vec![];
+    for end in (1..=3000_u64).rev().step_by(64) {
+        let start = end.saturating_sub(64);
+        let read = reader.try_get_log_entries(start..end).await.unwrap();
+        assert!(read == entries[start as usize..end as usize], "{start}..{end}");
+        ahead.push(reader.read_ahead());
+    }
+    assert!(ahead[..20].iter().any(|ahead| *ahead > 500) && ahead[40..].iter().any(|ahead| *ahead > 100), "{ahead:?}");
+
+    // What was taken back, or is gone, is not told.
+    let mut reader = LogStore::new(log.clone());
+    let terms = |read: Vec<Entry>| read.iter().map(|entry| entry.log_id.leader_id.term).collect::<BTreeSet<_>>();
+    for end in [900_u64, 836, 772] {
+        assert_eq!(terms(reader.try_get_log_entries(end - 64..end).await.unwrap()), BTreeSet::from([1]));
+    }
+    assert!(reader.read_ahead() > 100);
+    log.truncate_after(Some(log_id(1, 499))).await.unwrap();
+    append(&log, (500..900).map(|index| entry(2, index, 300)).collect()).await.unwrap();
+    assert_eq!(terms(reader.try_get_log_entries(644..708).await.unwrap()), BTreeSet::from([2]));
+    assert!(reader.read_ahead() > 100);
+    log.purge(log_id(2, 600)).await.unwrap();
+    let left = reader.try_get_log_entries(580..644).await.unwrap();
+    assert_eq!((left[0].log_id, left.len()), (log_id(2, 601), 43));
+    log.close().await;
+}
+
 #[test]
 fn an_entry_of_a_newer_build_is_told_from_one_that_makes_no_sense() {
     let dir = Path::new("/data/log");

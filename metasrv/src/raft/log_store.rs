@@ -10,19 +10,80 @@ use openraft::entry::RaftEntry;
 use openraft::storage::{IOFlushed, LogState, RaftLogReader, RaftLogStorage};
 
 use super::types::{Entry, LogId, TypeConfig, Vote};
-use crate::log::{Log, READ_BYTES, half_open};
+use crate::log::{Log, READ_BYTES, entry_bytes, half_open};
 use crate::planted::{self, Bug};
 
-/// The log, as openraft sees it. Readers are clones of it.
-#[derive(Debug, Clone)]
+/// The log, as openraft sees it. Readers have the same log.
+#[derive(Debug)]
 pub struct LogStore {
     log: Log,
+    ahead: Ahead,
 }
 
 impl LogStore {
     /// Over an open log.
     pub fn new(log: Log) -> Self {
-        Self { log }
+        Self { log, ahead: Ahead::default() }
+    }
+
+    /// How many entries were read before they were asked for, and wait.
+    #[cfg(test)]
+    pub(crate) fn read_ahead(&self) -> usize {
+        self.ahead.entries.len()
+    }
+}
+
+/// What a reader that goes backwards through the log has read beyond what it was asked for. openraft's search for memberships goes
+/// so when a peer starts, 64 entries at a time, down to the snapshot where it finds none: each of its steps would be work for
+/// another thread, and a search in sled.
+///
+/// Limit: about [`READ_BYTES`] of entries.
+#[derive(Debug, Default)]
+struct Ahead {
+    /// In order. What is asked for next is their end.
+    entries: Vec<Entry>,
+    /// Where the last range that was asked for began.
+    start: u64,
+    /// How many entries may be read at once, if they are like those of that range.
+    step: u64,
+    /// How often they were larger: each time half as many are tried from then on.
+    misses: u32,
+    /// How often entries had been taken back when these were read.
+    truncations: u64,
+}
+
+impl Ahead {
+    /// The entries of a range, if all of them are here.
+    fn take(&mut self, start: u64, end: u64, log: &Log) -> Option<Vec<Entry>> {
+        let begins = self.entries.first().is_some_and(|first| (first.index()..end).contains(&start));
+        let ends = self.entries.last().is_some_and(|last| last.index() + 1 == end);
+        let is_there =
+            log.truncations() == self.truncations && log.bounds().0.is_none_or(|purged| purged.index < start);
+        if begins && ends && is_there {
+            return Some(self.split(start));
+        }
+        self.entries.clear();
+        None
+    }
+
+    /// From where to read for a range: from further back for who goes backwards.
+    fn begin(&self, start: u64, end: u64) -> u64 {
+        if end == self.start { start.min(end.saturating_sub(self.step)) } else { start }
+    }
+
+    /// Keeps what was read before a range, and returns the rest.
+    fn keep(&mut self, read: Vec<Entry>, start: u64) -> Vec<Entry> {
+        let bytes: usize = read.iter().map(entry_bytes).sum();
+        let step = (READ_BYTES / 2 * read.len()).checked_div(bytes).unwrap_or(0);
+        self.step = step as u64 >> self.misses.min(63);
+        self.entries = read;
+        self.split(start)
+    }
+
+    fn split(&mut self, start: u64) -> Vec<Entry> {
+        self.start = start;
+        let at = self.entries.partition_point(|entry| entry.index() < start);
+        self.entries.split_off(at)
     }
 }
 
@@ -33,7 +94,21 @@ impl RaftLogReader<TypeConfig> for LogStore {
     {
         // Asked for when a peer starts, all behind the last snapshot, for the memberships and ids in it: what is applied or sent is
         // read by the two below.
-        self.log.read_unread(range).await
+        let Range { start, end } = half_open(&range);
+        if let Some(entries) = self.ahead.take(start, end, &self.log) {
+            return Ok(entries);
+        }
+        let begin = self.ahead.begin(start, end);
+        if begin < start {
+            self.ahead.truncations = self.log.truncations();
+            let read = self.log.read_unread(begin..end, READ_BYTES).await?;
+            if read.last().is_some_and(|last| last.index() + 1 == end) {
+                return Ok(self.ahead.keep(read, start));
+            }
+            self.ahead.misses += 1;
+        }
+        let read = self.log.read_unread(start..end, usize::MAX).await?;
+        Ok(self.ahead.keep(read, start))
     }
 
     async fn read_vote(&mut self) -> Result<Option<Vote>, io::Error> {
@@ -75,7 +150,7 @@ impl RaftLogStorage<TypeConfig> for LogStore {
     }
 
     async fn get_log_reader(&mut self) -> Self {
-        self.clone()
+        Self::new(self.log.clone())
     }
 
     async fn save_vote(&mut self, vote: &Vote) -> Result<(), io::Error> {

@@ -1,7 +1,8 @@
 //! openraft's state machine: applies committed entries to the pure [`State`] and publishes the result.
 //!
 //! There is one writer, openraft's state machine task. Readers take [`Published::current`], an immutable value, and never
-//! wait for the writer. What an entry did is published before its proposer hears of it.
+//! wait for the writer; only while a peer recovers, when nobody is served, what is published is changed where it is
+//! (`StateMachine::replay`). What an entry did is published before its proposer hears of it.
 //!
 //! Snapshots are written from such an immutable value, in the background. A durable snapshot is noted in the log's mark
 //! before openraft purges the log behind it.
@@ -37,6 +38,8 @@ const PUBLISH_EVERY: usize = 256;
 /// Entries that nobody waits for are published once they take so many bytes: what a publication shows is shared with readers, so
 /// the map's nodes that the next entries change are copied, which costs whoever catches up more than the entries themselves.
 const PUBLISH_BYTES: u64 = 2 << 20;
+/// Entries that are applied in one go to what readers would look at: who looks meanwhile waits for so many.
+const IN_PLACE: usize = 64;
 /// How long a snapshot that found no room on the disk waits before it is tried again.
 const ROOM_AGAIN: Duration = Duration::from_secs(1);
 
@@ -217,6 +220,8 @@ pub struct StateMachine {
     published: Arc<Published>,
     snapshots: Arc<Snapshots>,
     feature_level: u32,
+    /// The last entry that the log had when the peer started. Until it is applied the peer is recovering, and nobody is served.
+    had: Option<u64>,
     observer: Option<Arc<dyn Observe>>,
 }
 
@@ -251,9 +256,10 @@ impl StateMachine {
             }
             None => (Applied::default(), None),
         };
+        let had = log.bounds().1.map(|id| id.index);
         let snapshots = Snapshots { store, log, reserve, newest: Mutex::new(newest) };
         let published = Published::new(applied);
-        Self { published, snapshots: Arc::new(snapshots), feature_level: FEATURE_LEVEL, observer: None }
+        Self { published, snapshots: Arc::new(snapshots), feature_level: FEATURE_LEVEL, had, observer: None }
     }
 
     /// The same, able to apply entries up to this feature level instead of this build's own.
@@ -280,6 +286,60 @@ impl StateMachine {
         self.snapshots.store.clone()
     }
 
+    /// Applies what the log had when the peer started, for as long as that comes, and returns what comes behind it. What was
+    /// published shares the map's nodes, each of which the next write would copy, with a count to raise in every entry of a
+    /// leaf. While nobody is served nobody holds it: it is changed where it is. Whoever holds it nevertheless, as a snapshot that
+    /// is being written does, keeps it as it is.
+    async fn replay<Strm>(&self, entries: &mut Strm) -> Result<Option<EntryResponder<TypeConfig>>, io::Error>
+    where
+        Strm: Stream<Item = Result<EntryResponder<TypeConfig>, io::Error>> + Unpin + OptionalSend,
+    {
+        let mut untold = false;
+        loop {
+            let (mut taken, mut bytes) = (Vec::new(), 0);
+            let mut end = None;
+            while end.is_none() && taken.len() < IN_PLACE && bytes < PUBLISH_BYTES {
+                match entries.next().await {
+                    Some(Ok((entry, None))) if self.is_replayed(&entry) => {
+                        bytes += entry_bytes(&entry) as u64;
+                        taken.push(entry);
+                    }
+                    other => end = Some(other.transpose()),
+                }
+            }
+            untold |= !taken.is_empty();
+            self.apply_in_place(taken, bytes)?;
+            if let Some(end) = end {
+                if untold {
+                    self.published.current.send_modify(|_| {});
+                }
+                return end;
+            }
+            // Who waited to look comes first.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// An observer may look at what is published, which cannot be had while it is changed.
+    fn is_replayed(&self, entry: &Entry) -> bool {
+        self.observer.is_none() && self.had.is_some_and(|had| entry.log_id.index <= had)
+    }
+
+    /// Applies entries to what is published, and tells nobody. After an error those before the one that failed are applied.
+    fn apply_in_place(&self, entries: Vec<Entry>, bytes: u64) -> Result<(), io::Error> {
+        if entries.is_empty() {
+            return Ok(());
+        }
+        self.published.behind.applied(entries.len() as u64, bytes);
+        let mut done = Ok(());
+        self.published.current.send_if_modified(|current| {
+            let applied = Arc::make_mut(current);
+            done = entries.into_iter().try_for_each(|entry| applied.apply(entry, self.feature_level).map(drop));
+            false
+        });
+        done
+    }
+
     fn builder(&self) -> SnapshotBuilder {
         let applied = self.published.current();
         self.published.behind.begun(&applied.state);
@@ -301,6 +361,8 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
     where
         Strm: Stream<Item = Result<EntryResponder<TypeConfig>, io::Error>> + Unpin + OptionalSend,
     {
+        let Some(next) = self.replay(&mut entries).await? else { return Ok(()) };
+        let mut entries = futures::stream::iter([Ok(next)]).chain(entries);
         let mut ended = false;
         while !ended {
             let mut applied = Applied::clone(&self.published.current());
@@ -495,6 +557,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use lake_proto::kv::{Op, Txn};
+    use openraft::storage::IOFlushed;
 
     use super::*;
     use crate::log::memory::MemoryDisk;
@@ -537,6 +600,52 @@ mod tests {
         let large = [1001, 1001, 1003, 1003, 1005, 1005].map(Some);
         assert_eq!(saw[1002..], large, "two of a megabyte at a time");
         assert_eq!(machine.published().current().last, Some(log_id(1, 1007)), "and all of it in the end");
+    }
+
+    #[tokio::test]
+    async fn what_the_log_had_is_applied_where_it_is_and_who_holds_it_keeps_it() {
+        let disk = MemoryDisk::new(1, "incarnation".to_owned(), 0, Duration::ZERO);
+        let put = |index: u64| {
+            let txn = Txn { then: vec![Op::put(format!("/kv/{}", index % 70), vec![7; 9])], ..Txn::default() };
+            let payload = EntryPayload::Normal(Command::new(Action::Txn(txn).unstamped()));
+            Entry { log_id: log_id(1, index), payload }
+        };
+        let log = Log::in_memory(&disk).unwrap();
+        log.append((0..300).map(put).collect(), IOFlushed::noop()).await.unwrap();
+        log.close().await;
+
+        let dir = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(dir.path().to_owned()).unwrap();
+        let log = Log::in_memory(&disk).unwrap();
+        let mut machine = StateMachine::new(store, log, DiskReserve::default(), None);
+        let published = machine.published();
+        let place = || Arc::as_ptr(&published.current());
+        let entries = |indexes: std::ops::Range<u64>| {
+            futures::stream::iter(indexes.map(move |n| Ok::<EntryResponder<TypeConfig>, io::Error>((put(n), None))))
+        };
+        let begins = place();
+        machine.apply(entries(0..150)).await.unwrap();
+        assert_eq!(place(), begins, "nobody holds it");
+
+        let held = published.current();
+        let mut told = published.subscribe();
+        let before = held.state.iter().collect::<Vec<_>>();
+        machine.apply(entries(150..290)).await.unwrap();
+        assert!(told.has_changed().unwrap() && told.borrow_and_update().last == Some(log_id(1, 289)));
+        assert_eq!((held.last, held.state.iter().collect::<Vec<_>>()), (Some(log_id(1, 149)), before));
+        drop(held);
+
+        // From the middle of it on the entries are new.
+        let last = place();
+        machine.apply(entries(290..310)).await.unwrap();
+        assert_ne!(place(), last, "what is new is published anew");
+        assert_eq!(published.since_snapshot().entries, 310);
+        let mut expected = Applied::default();
+        for index in 0..310 {
+            expected.apply(put(index), FEATURE_LEVEL).unwrap();
+        }
+        let current = published.current();
+        assert_eq!((current.last, &current.state), (expected.last, &expected.state));
     }
 
     #[tokio::test(start_paused = true)]

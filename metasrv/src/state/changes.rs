@@ -19,7 +19,24 @@ pub const MAX_CHANGE_BYTES: u64 = 64 << 20;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     pub revision: Revision,
-    events: Arc<[Event]>,
+    events: Events,
+}
+
+/// Nearly every command changes one key, which takes no piece of memory of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Events {
+    One(Event),
+    /// Any other number.
+    Many(Arc<[Event]>),
+}
+
+impl From<Vec<Event>> for Events {
+    fn from(events: Vec<Event>) -> Self {
+        match <[Event; 1]>::try_from(events) {
+            Ok([event]) => Events::One(event),
+            Err(events) => Events::Many(events.into()),
+        }
+    }
 }
 
 /// What a command left under one key.
@@ -89,15 +106,18 @@ impl Eq for Event {}
 impl Change {
     /// One event per key, in key order.
     pub fn events(&self) -> &[Event] {
-        &self.events
+        match &self.events {
+            Events::One(event) => std::slice::from_ref(event),
+            Events::Many(events) => events,
+        }
     }
 
     fn key_bytes(&self) -> u64 {
-        self.events.iter().map(|event| event.key().len() as u64).sum()
+        self.events().iter().map(|event| event.key().len() as u64).sum()
     }
 
     fn size(&self) -> u64 {
-        self.events.iter().map(Event::size).sum()
+        self.events().iter().map(Event::size).sum()
     }
 }
 
@@ -162,14 +182,14 @@ impl Changes {
             return;
         }
         let change = Change { revision, events: events.into() };
-        self.events += change.events.len();
+        self.events += change.events().len();
         self.bytes += change.size();
         self.key_bytes += change.key_bytes();
         each_item(&change, |item| hash.add(item));
         self.queue.push_back(change);
         while self.events > MAX_CHANGES || self.bytes > MAX_CHANGE_BYTES {
             let Some(oldest) = self.queue.pop_front() else { break };
-            self.events -= oldest.events.len();
+            self.events -= oldest.events().len();
             self.bytes -= oldest.size();
             self.key_bytes -= oldest.key_bytes();
             self.compacted = oldest.revision;
@@ -184,7 +204,7 @@ impl Changes {
 }
 
 fn each_item(change: &Change, mut each: impl FnMut(hash::Item)) {
-    for event in change.events.iter() {
+    for event in change.events() {
         each(hash::event(change.revision, event.key(), event.entry()));
     }
 }

@@ -113,7 +113,7 @@ impl Entry {
         rest.split_at(len)
     }
 
-    fn key_bytes(&self) -> &[u8] {
+    pub(super) fn key_bytes(&self) -> &[u8] {
         self.split().0
     }
 

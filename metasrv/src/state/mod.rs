@@ -331,7 +331,7 @@ impl State {
         let parts = entry.parts();
         self.hash.add(hash::entry(&parts));
         self.bytes += parts.size();
-        self.quotas.grown(parts.key(), parts.size());
+        self.quotas.grown(parts.key, parts.size());
         let lease = parts.numbers.lease.map(|id| (id, Arc::from(parts.key())));
         if let Some(previous) = self.entries.0.insert(entry) {
             self.forget(&previous);
@@ -354,7 +354,7 @@ impl State {
         let parts = previous.parts();
         self.hash.remove(hash::entry(&parts));
         self.bytes -= parts.size();
-        self.quotas.shrunk(parts.key(), parts.size());
+        self.quotas.shrunk(parts.key, parts.size());
         if let Some(held) = parts.numbers.lease.and_then(|id| self.leases.get_mut(&id)) {
             held.keys.remove(parts.key());
         }

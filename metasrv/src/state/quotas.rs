@@ -71,17 +71,19 @@ impl Quotas {
         }
     }
 
-    pub fn grown(&mut self, key: &str, bytes: u64) {
+    /// There is more under a key, which is taken as it lies in an entry: every write comes here.
+    pub fn grown(&mut self, key: &[u8], bytes: u64) {
         self.each(key, |quota| quota.used_bytes += bytes);
     }
 
-    pub fn shrunk(&mut self, key: &str, bytes: u64) {
+    /// There is less.
+    pub fn shrunk(&mut self, key: &[u8], bytes: u64) {
         self.each(key, |quota| quota.used_bytes -= bytes);
     }
 
-    fn each(&mut self, key: &str, change: impl Fn(&mut Quota)) {
+    fn each(&mut self, key: &[u8], change: impl Fn(&mut Quota)) {
         for (prefix, quota) in Arc::make_mut(&mut self.by_prefix) {
-            if key.starts_with(&**prefix) {
+            if key.starts_with(prefix.as_bytes()) {
                 change(quota);
             }
         }

@@ -4,6 +4,8 @@
 //! keys hang on a lease, how much lies under a prefix, the hash) is not kept; the hash that a snapshot names is
 //! compared with the one worked out.
 
+use std::collections::VecDeque;
+
 use bytes::Bytes;
 use imbl::OrdMap;
 use lake_proto::coordination::{LeaseId, Scope, ScopeOwner, SessionId};
@@ -17,6 +19,8 @@ use super::{State, compact};
 
 /// Bytes of outcomes in one part of a session.
 const SESSION_PART_BYTES: usize = 512 << 10;
+/// How many entries of those that wait are held back: more than a leaf of the map has room for.
+const HELD_BACK: usize = 128;
 
 /// One part of a state.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -216,6 +220,11 @@ pub struct StateBuilder {
     change: Option<(Revision, Vec<Event>)>,
     /// The entry before.
     last: Option<Entry>,
+    /// Every other entry, until those around it are in the map. A leaf that is full is split in the middle, and of entries that
+    /// come in order the left half gets no more: these are what fills it.
+    waiting: VecDeque<Entry>,
+    /// Whether the next entry is one of those.
+    waits: bool,
     scratch: Scratch,
 }
 
@@ -228,7 +237,8 @@ impl StateBuilder {
             changes: Changes::restored(numbers.compacted),
             ..State::bare()
         };
-        Self { state, change: None, last: None, scratch: Scratch::default() }
+        let (waiting, scratch) = (VecDeque::new(), Scratch::default());
+        Self { state, change: None, last: None, waiting, waits: false, scratch }
     }
 
     /// Adds a part.
@@ -236,6 +246,9 @@ impl StateBuilder {
     /// # Errors
     /// What is wrong with it, in words.
     pub fn add(&mut self, part: Part) -> Result<(), &'static str> {
+        if !matches!(part, Part::Entry(_)) {
+            self.settle();
+        }
         let state = &mut self.state;
         match part {
             Part::Entry(entry) => self.add_entry(EntryRef::of(&entry))?,
@@ -302,16 +315,33 @@ impl StateBuilder {
     /// # Errors
     /// What is wrong with it, in words.
     pub fn add_entry(&mut self, entry: EntryRef<'_>) -> Result<(), &'static str> {
-        if self.last.as_ref().is_some_and(|last| last.key() >= entry.key) {
+        if self.last.as_ref().is_some_and(|last| last.key_bytes() >= entry.key.as_bytes()) {
             return Err("its keys are out of order");
         }
         if entry.lease.is_some_and(|id| !self.state.has_lease(id)) {
             return Err("a key hangs on a lease that is not there");
         }
         let entry = self.scratch.entry_of(entry);
-        self.state.insert(entry.clone());
-        self.last = Some(entry);
+        self.last = Some(entry.clone());
+        if self.waits {
+            self.waiting.push_back(entry);
+            if self.waiting.len() > HELD_BACK
+                && let Some(next) = self.waiting.pop_front()
+            {
+                self.state.insert(next);
+            }
+        } else {
+            self.state.insert(entry);
+        }
+        self.waits = !self.waits;
         Ok(())
+    }
+
+    /// Puts in what waits: whatever comes next may look at all entries.
+    fn settle(&mut self) {
+        for entry in self.waiting.drain(..) {
+            self.state.insert(entry);
+        }
     }
 
     fn close_change(&mut self) {
@@ -322,6 +352,7 @@ impl StateBuilder {
 
     /// The finished state.
     pub fn build(mut self) -> State {
+        self.settle();
         self.close_change();
         self.state
     }

@@ -5,7 +5,7 @@ use lake_proto::kv::{Compare, Condition, Expected, Op, OpResult, Txn, TxnResult}
 use lake_proto::limits::SESSION_WINDOW;
 
 use super::State;
-use super::changes::Compacted;
+use super::changes::{Change, Compacted};
 use super::command::{Action, Command, Outcome, Refusal};
 use super::entry::Entry;
 use super::restore::{Numbers, Part, StateBuilder};
@@ -180,6 +180,42 @@ fn rebuilt(state: &State) -> State {
         builder.add(part).unwrap();
     }
     builder.build()
+}
+
+#[test]
+fn a_state_that_is_put_together_has_leaves_that_are_full() {
+    let mut state = State::default();
+    for thousand in 0..20 {
+        let then = (0..1000).map(|n| Op::put(format!("/kv/{thousand:02}{n:03}"), "1")).collect();
+        state.run(1, &Txn { then, ..Txn::default() });
+    }
+    let restored = rebuilt(&state);
+    assert_eq!(restored, state);
+    assert_eq!(restored.digest(), state.digest());
+    // A write copies the leaf that its key is in: each entry there is then shared once more.
+    let shares = |state: &State| state.entries.0.iter().map(Entry::shared_by).collect::<Vec<_>>();
+    let copied = |mut state: State| {
+        let (held, before) = (state.clone(), shares(&state));
+        state.run(1, &put("/kv/10500", "2"));
+        let after = shares(&held);
+        before.iter().zip(&after).skip(10_400).take(200).filter(|(before, after)| after > before).count()
+    };
+    let (split, full) = (copied(state), copied(restored));
+    assert!(split <= 44 && full >= 56, "of 64: {split} where they came in order, {full} put together");
+}
+
+#[test]
+fn a_change_of_one_key_is_kept_where_the_changes_are() {
+    assert!(size_of::<Change>() <= 32, "{} bytes, of which 100,000 may be kept", size_of::<Change>());
+    let mut state = State::default();
+    state.run(1, &put("/kv/a", "1"));
+    state.run(1, &Txn { then: vec![Op::put("/kv/b", "1"), Op::delete("/kv/a")], ..Txn::default() });
+    state.run(1, &Txn { then: vec![Op::delete("/kv/b")], ..Txn::default() });
+    let changed = |change: &Change| change.events().iter().map(|e| (e.key().to_owned(), e.is_put())).collect();
+    let kept: Vec<Vec<(String, bool)>> = state.changes().from(1).unwrap().map(changed).collect();
+    let [a, b] = ["/kv/a", "/kv/b"].map(str::to_owned);
+    assert_eq!(kept, [vec![(a.clone(), true)], vec![(a, false), (b.clone(), true)], vec![(b, false)]]);
+    assert_eq!(state, rebuilt(&state));
 }
 
 #[test]
