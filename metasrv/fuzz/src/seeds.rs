@@ -92,7 +92,8 @@ fn watch_response() -> Vec<u8> {
     let entry = v1::KeyValue { key: "/kv/a".into(), value: "value".into(), mod_revision: 5, ..Default::default() };
     let event = |key: &str, entry| v1::Event { key: key.into(), entry };
     let events = vec![event("/kv/a", Some(entry)), event("/kv/b", None)];
-    let header = Some(v1::ResponseHeader { cluster_id: "a cluster".into(), peer_id: 1, term: 2, revision: 5 });
+    let header =
+        Some(v1::ResponseHeader { cluster_id: "a cluster".into(), peer_id: 1, term: 2, revision: 5, membership: 7 });
     let changes = vec![v1::Change { revision: 5, events }];
     v1::WatchResponse { header, changes, progress_revision: 5 }.encode_to_vec()
 }

@@ -25,7 +25,7 @@ use lake_proto::v1::error_detail::Kind;
 use openraft::ChangeMembers;
 use openraft::errors::{ClientWriteError, RaftError};
 use openraft::raft::Precondition;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::failure::Failure;
@@ -63,17 +63,15 @@ impl Addresses {
     // ---- the peer's side --------------------------------------------------------------------------------------
 
     /// Has this peer's own record corrected whenever it is wrong, until it is cancelled.
-    pub(super) async fn keep_own(self, recovered: watch::Receiver<bool>, stop: CancellationToken) {
+    /// It does not wait for the peer to have recovered: that takes a leader, which may not find it before.
+    pub(super) async fn keep_own(self, stop: CancellationToken) {
         tokio::select! {
             () = stop.cancelled() => {}
-            () = self.keep(recovered) => {}
+            () = self.keep() => {}
         }
     }
 
-    async fn keep(&self, mut recovered: watch::Receiver<bool>) {
-        if recovered.wait_for(|recovered| *recovered).await.is_err() {
-            return;
-        }
+    async fn keep(&self) {
         let mut retry = FIRST_RETRY;
         loop {
             if !self.outdated() {

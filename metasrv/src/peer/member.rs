@@ -136,7 +136,7 @@ impl Member {
         let (recovered_sender, recovered) = watch::channel(false);
         tasks.spawn(recover(view.clone(), recovered_sender, stop.clone()));
         let addresses = Addresses::new(view.clone(), network.clone());
-        tasks.spawn(addresses.clone().keep_own(recovered.clone(), stop.clone()));
+        tasks.spawn(addresses.clone().keep_own(stop.clone()));
         if let Some(alarm) = &alarm {
             tracing::error!("{alarm}");
         }

@@ -143,8 +143,7 @@ impl View {
     /// The log entry with the newest membership that this peer knows.
     pub fn membership(&self) -> u64 {
         let metrics = self.raft.metrics();
-        let newest = metrics.borrow_watched().membership_config.log_id().map_or(0, |id| id.index);
-        newest
+        metrics.borrow_watched().membership_config.log_id().map_or(0, |id| id.index)
     }
 
     /// Every voter, and every learner.

@@ -437,7 +437,7 @@ mod tests {
         let mut body = creation();
         body["updates"].as_array_mut().unwrap().remove(2);
         let error = Change::parse(&body).unwrap().found(|_| "file:///w/t".into()).unwrap_err();
-        assert!(error.message.contains("add-schema"), "{}", error.message);
+        assert!(error.message.contains("there is no column with the id 3"), "{}", error.message);
 
         let elsewhere = Change::parse(&creation()).unwrap().found(|_| "file:///w/other".into()).unwrap_err();
         assert_eq!((elsewhere.status.as_u16(), &elsewhere.message[..19]), (400, "updates[8].location"));

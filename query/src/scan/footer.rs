@@ -544,7 +544,7 @@ mod tests {
                 "claims 4294967295 bytes of metadata, and the file has 12 bytes in all, with room for 0",
             ),
             (with_length(u32::MAX), "claims 4294967295"),
-            (with_length(u32::try_from(end - 11).unwrap()), "has room for"),
+            (with_length(u32::try_from(end - 11).unwrap()), "with room for"),
             (with_length(u32::try_from(end - 12).unwrap()), "metadata"),
             (with_length(1), "Required field version is missing"),
             (good[..end - 1].to_vec(), "does not end with PAR1"),
@@ -570,6 +570,7 @@ mod tests {
             assert!(error.kind == Kind::Corrupt && error.message.contains("/a/x.parquet"), "{error}");
             assert!(error.message.contains(&format!("it has {found} bytes, and {expected} are expected")), "{error}");
         }
+        stored.file.size = found;
         stored.store.delete(&stored.file.location).await.unwrap();
         let error = stored.read(false).await.unwrap_err();
         assert!(error.kind == Kind::NotFound && error.message.contains("/a/x.parquet"), "{error}");

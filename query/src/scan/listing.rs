@@ -12,6 +12,7 @@ use arrow::array::builder::{
 };
 use arrow::array::{ArrayRef, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
+use arrow::temporal_conversions::{timestamp_ns_to_datetime, timestamp_us_to_datetime};
 use async_trait::async_trait;
 use datafusion::catalog::{MemTable, Session, TableProvider};
 use datafusion::common::Result as DfResult;
@@ -19,13 +20,32 @@ use datafusion::datasource::TableType;
 use datafusion::logical_expr::Expr;
 use datafusion::physical_plan::ExecutionPlan;
 use iceberg::spec::{
-    DataContentType, DataFile, Datum, ManifestContentType, ManifestEntryRef, ManifestFile, ManifestStatus, SnapshotRef,
+    DataContentType, DataFile, Datum, Literal, ManifestContentType, ManifestEntryRef, ManifestFile, ManifestStatus,
+    PrimitiveLiteral, PrimitiveType, SnapshotRef,
 };
 
 use super::as_of::refs_json;
 use super::spelled;
 use crate::error::{Error, Result};
 use crate::table::{Table, Tables};
+
+/// A bound as text.
+fn readable(bound: &Datum) -> String {
+    moment(bound.data_type(), bound.literal()).unwrap_or_else(|| bound.to_human_string())
+}
+
+/// A timestamp as text. The iceberg crate's own panics for fractions of seconds before 1970.
+fn moment(of: &PrimitiveType, value: &PrimitiveLiteral) -> Option<String> {
+    let PrimitiveLiteral::Long(value) = value else { return None };
+    let (at, zone) = match of {
+        PrimitiveType::Timestamp => (timestamp_us_to_datetime(*value)?, ""),
+        PrimitiveType::Timestamptz => (timestamp_us_to_datetime(*value)?, " UTC"),
+        PrimitiveType::TimestampNs => (timestamp_ns_to_datetime(*value)?, ""),
+        PrimitiveType::TimestamptzNs => (timestamp_ns_to_datetime(*value)?, " UTC"),
+        _ => return None,
+    };
+    Some(format!("{at}{zone}"))
+}
 
 /// What is listed of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -336,7 +356,13 @@ impl ListingTable {
         let values = spec.fields().iter().zip(file.partition().fields()).map(|(field, value)| {
             let source = metadata.schemas_iter().find_map(|schema| schema.field_by_id(field.source_id));
             let result = source.and_then(|source| field.transform.result_type(&source.field_type).ok());
-            let text = result.map(|result| field.transform.to_human_string(&result, value.as_ref()));
+            let text = result.map(|result| {
+                let at = match (result.as_primitive_type(), value) {
+                    (Some(of), Some(Literal::Primitive(value))) => moment(of, value),
+                    _ => None,
+                };
+                at.unwrap_or_else(|| field.transform.to_human_string(&result, value.as_ref()))
+            });
             format!("{}={}", field.name, text.unwrap_or_else(|| "?".into()))
         });
         Some(values.collect::<Vec<_>>().join("/"))
@@ -359,7 +385,7 @@ impl ListingTable {
             let mut maps = MapBuilder::new(None, Int32Builder::new(), StringBuilder::new());
             for file in files() {
                 let sorted: BTreeMap<i32, String> =
-                    pick(file).iter().map(|(id, bound)| (*id, bound.to_human_string())).collect();
+                    pick(file).iter().map(|(id, bound)| (*id, readable(bound))).collect();
                 for (id, bound) in sorted {
                     maps.keys().append_value(id);
                     maps.values().append_value(bound);

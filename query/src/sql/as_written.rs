@@ -114,10 +114,10 @@ fn uncast(expr: &Expr) -> &Expr {
     }
 }
 
-/// The rows under another schema, of which the names alone differ.
+/// The rows under another schema, of which only names differ, and that a column may be NULL.
 ///
 /// # Errors
-/// `Internal`: more than the names do.
+/// `Internal`: more does.
 pub fn under(schema: &SchemaRef, batch: RecordBatch) -> Result<RecordBatch> {
     let rows = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
     RecordBatch::try_new_with_options(schema.clone(), batch.columns().to_vec(), &rows)

@@ -7,7 +7,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
 
 use arrow::array::{Array, ArrayRef, RecordBatch};
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{FieldRef, Schema, SchemaRef};
 use datafusion::execution::SendableRecordBatchStream;
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
@@ -38,6 +38,7 @@ impl Engine {
         planned.check_bound()?;
         let Planned { faults, state, work, deadline, names, spread, slot, .. } = planned;
         let Work::Query(plan) = work else { return Err(Error::internal("a change was run as a query")) };
+        let told = plan.schema().inner().clone();
         let starting = AssertUnwindSafe(async {
             let part = async move {
                 // It was optimised when it was planned; the session's own way to a physical plan would do that once more.
@@ -54,7 +55,7 @@ impl Engine {
         };
         progress::runs_by(&physical);
         let unnamed = stream.schema();
-        let schema = names.put(unnamed.clone());
+        let schema = names.put(as_told(&unnamed, &told));
         let named = (!Arc::ptr_eq(&unnamed, &schema)).then(|| schema.clone());
         let limit = Limit { max_rows: self.max_rows, max_bytes: self.max_bytes, rows: 0, bytes: 0 };
         let (sender, rows) = mpsc::channel(BATCHES_AHEAD);
@@ -83,6 +84,21 @@ impl Engine {
         let rows = ReceiverStream::new(rows).map(Ok).chain(last);
         Ok((schema, rows.boxed()))
     }
+}
+
+/// The schema of rows with columns that may be NULL where that was told of them: what is known once there is a plan, as of a largest
+/// value that was looked up, does not change what a client has been told.
+fn as_told(rows: &SchemaRef, told: &Schema) -> SchemaRef {
+    let both = || rows.fields().iter().zip(told.fields());
+    let narrower = |(own, told): (&FieldRef, &FieldRef)| told.is_nullable() && !own.is_nullable();
+    if rows.fields().len() != told.fields().len() || !both().any(narrower) {
+        return rows.clone();
+    }
+    let widened = both().map(|(own, told)| match narrower((own, told)) {
+        true => Arc::new(own.as_ref().clone().with_nullable(true)),
+        false => own.clone(),
+    });
+    Arc::new(Schema::new_with_metadata(widened.collect::<Vec<_>>(), rows.metadata().clone()))
 }
 
 /// Sends what a query returns, as fast as it is taken; under the schema that it is to have, if it is to have another.

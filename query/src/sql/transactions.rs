@@ -515,7 +515,7 @@ fn aborted(why: &str) -> Error {
 fn gone(handle: &Handle) -> Error {
     Error::not_found(format!(
         "transaction {} is not open at {}: it was ended, was idle for more than {} minutes or open for more than {}, or its node \
-         was stopped; unless it was committed, nothing of it was: run it again in a new one, and prepare again what was prepared in it",
+         was stopped; unless COMMIT ended it, nothing of it was committed: run it again, and prepare again what was prepared in it",
         handle.id,
         handle.node,
         IDLE_LIMIT.as_secs() / 60,

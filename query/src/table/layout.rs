@@ -62,7 +62,7 @@ impl Layout {
     pub fn spec(&self, schema: &Schema) -> Result<UnboundPartitionSpec> {
         let mut spec = UnboundPartitionSpec::builder();
         for (name, transform) in &self.partition {
-            let id = source(schema, name, *transform, "partitioned")?;
+            let id = source(schema, name, *transform, "partitioned", sound::part_misfit)?;
             let suffix = match transform {
                 Transform::Identity => "",
                 Transform::Bucket(_) => "_bucket",
@@ -90,7 +90,7 @@ impl Layout {
         let mut fields = Vec::new();
         for column in &self.sort {
             fields.push(SortField {
-                source_id: source(schema, &column.name, column.transform, "sorted")?,
+                source_id: source(schema, &column.name, column.transform, "sorted", sound::misfit)?,
                 transform: column.transform,
                 direction: if column.descending { SortDirection::Descending } else { SortDirection::Ascending },
                 null_order: if column.nulls_first { NullOrder::First } else { NullOrder::Last },
@@ -100,8 +100,11 @@ impl Layout {
     }
 }
 
+/// Why a transform of a type is not to be had.
+type Misfit = fn(Transform, &Type) -> Option<String>;
+
 /// The id of a column that a table is to be `laid` out by.
-fn source(schema: &Schema, name: &str, transform: Transform, laid: &str) -> Result<i32> {
+fn source(schema: &Schema, name: &str, transform: Transform, laid: &str, misfit: Misfit) -> Result<i32> {
     let field = schema.field_by_name(name);
     let field = field.ok_or_else(|| Error::invalid(format!("there is no column {name} to lay rows out by")))?;
     let data_type = field.field_type.as_ref();
@@ -111,7 +114,7 @@ fn source(schema: &Schema, name: &str, transform: Transform, laid: &str) -> Resu
     if locate(schema.as_struct().fields(), field.id).is_none() {
         return Err(Error::invalid(format!("rows cannot be laid out by {name}, which is inside of a list or a map")));
     }
-    match sound::misfit(transform, data_type) {
+    match misfit(transform, data_type) {
         None => Ok(field.id),
         Some(why) => Err(Error::invalid(format!(
             "the table cannot be {laid} by {transform} of {name}, which is {data_type}: {why}"
@@ -180,13 +183,13 @@ struct Key {
 impl Key {
     /// # Errors
     /// `NotSupported` for what is not there, or inside of a list or a map, and for transforms that lake does not know.
-    fn new(schema: &Schema, source: i32, transform: Transform) -> Result<Self> {
+    fn new(schema: &Schema, source: i32, transform: Transform, misfit: Misfit) -> Result<Self> {
         let function = sound::function(transform)?;
         let (path, field) = locate(schema.as_struct().fields(), source).ok_or_else(|| {
             Error::not_supported(format!("column {source} is not there, or inside of a list or a map"))
         })?;
         let of_type = field.field_type.as_ref();
-        if let Some(why) = sound::misfit(transform, of_type) {
+        if let Some(why) = misfit(transform, of_type) {
             return Err(Error::not_supported(format!("{transform} of {}, which is {of_type}: {why}", field.name)));
         }
         let primitive = of_type.as_primitive_type();
@@ -264,7 +267,7 @@ impl Partitioner {
         let mut keys = Vec::new();
         for (at, field) in spec.fields().iter().enumerate() {
             if field.transform != Transform::Void {
-                let key = Key::new(metadata.current_schema(), field.source_id, field.transform);
+                let key = Key::new(metadata.current_schema(), field.source_id, field.transform, sound::part_misfit);
                 let key = key.map_err(|e| e.while_doing(format_args!("it is partitioned by {}", field.name)))?;
                 keys.push((at, key));
             }
@@ -432,7 +435,7 @@ fn sort_keys(schema: &Schema, order: &SortOrder) -> Option<Vec<(Key, SortOptions
             descending: field.direction == SortDirection::Descending,
             nulls_first: field.null_order == NullOrder::First,
         };
-        Some((Key::new(schema, field.source_id, field.transform).ok()?, options))
+        Some((Key::new(schema, field.source_id, field.transform, sound::misfit).ok()?, options))
     });
     keys.collect()
 }

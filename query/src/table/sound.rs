@@ -182,9 +182,11 @@ fn check_columns<'a>(
 ) -> Result<()> {
     for (i, (name, source, transform)) in fields.enumerate() {
         let field = if name.is_empty() { format!("{at}, fields[{i}]") } else { format!("{at}, field {name}") };
+        // Orders are in no manifest.
+        let fits = if name.is_empty() { misfit } else { part_misfit };
         let column = schemas.iter().find_map(|schema| schema.field_by_id(source));
         let why = match column {
-            Some(column) => misfit(transform, &column.field_type)
+            Some(column) => fits(transform, &column.field_type)
                 .map(|why| format!("{transform} of column {}, which is {}: {why}", column.name, column.field_type)),
             None if must_be_there => Some(format!("there is no column with the id {source}, its source-id")),
             None => wrong_width(transform),
@@ -211,6 +213,19 @@ pub fn misfit(transform: Transform, data_type: &Type) -> Option<String> {
         Transform::Hour => "timestamp",
     };
     Some(format!("it takes {takes}"))
+}
+
+/// Why a table cannot be partitioned by a transform of columns of a type, if so.
+pub fn part_misfit(transform: Transform, data_type: &Type) -> Option<String> {
+    let nanos = matches!(data_type, Type::Primitive(PrimitiveType::TimestampNs | PrimitiveType::TimestamptzNs));
+    match transform {
+        // The iceberg crate writes such values into manifests, and does not take them back.
+        Transform::Identity if nanos => Some(
+            "lake reads no manifests that hold timestamps with nanoseconds: partition by hour, day or bucket of it"
+                .to_owned(),
+        ),
+        _ => misfit(transform, data_type),
+    }
 }
 
 fn wrong_width(transform: Transform) -> Option<String> {

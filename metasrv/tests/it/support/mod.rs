@@ -103,7 +103,7 @@ impl TestCluster {
             .map(|c| v1::Member {
                 id: c.id,
                 raft_address: c.raft_listen.to_string(),
-                grpc_address: c.listen.to_string(),
+                grpc_address: c.advertise.clone().unwrap_or_else(|| c.listen.to_string()),
                 incarnation: String::new(),
             })
             .collect()
