@@ -6,7 +6,7 @@
 //!
 //! The members are learnt from every round, and in the background from the leader: at once when one leads that is not known,
 //! and else every 10 to 20 s. So a client finds the cluster again though every peer that it was given is gone, if it has
-//! made calls while they were replaced.
+//! made calls, or watched, while they were replaced. Where the peer that led does not answer as the leader, all are asked.
 //!
 //! Limits: [`MAX_ENDPOINTS`] endpoints; one question round at a time, which ends within [`ASK_TIMEOUT`] and what the peers
 //! are asked to wait ([`super::leader::AWAITED_FOR`]); one question for the members at a time.
@@ -379,14 +379,17 @@ impl Inner {
         let question = Question { wait: Duration::ZERO, besides: None };
         // Calls are under way on that connection, and find out whether it is broken.
         let answer = self.ask_one(&leader.address, question, false).await;
-        match answer.and_then(|(address, answer)| self.of_our_cluster(address, answer)) {
+        let why = match answer.and_then(|(address, answer)| self.of_our_cluster(address, answer)) {
             // Only a leader's word: the members that an old one knows are of the past.
             Ok(answer) if answer.leader.as_ref().is_some_and(|l| l.id == answer.peer_id) => {
-                self.learn_members(&mut self.lock(), answer.members);
+                return self.learn_members(&mut self.lock(), answer.members);
             }
-            Ok(_) => {}
-            Err(why) => tracing::debug!("asking who the members are: {why}"),
-        }
+            Ok(answer) => format!("peer {} leads no more", answer.peer_id),
+            Err(why) => why,
+        };
+        // Who only watches makes no call that would find out that another leads, and asked in vain until none it knows is left.
+        tracing::debug!("asking who the members are: {why}; all are asked");
+        drop(self.question_round(&mut self.lock()));
     }
 
     /// The address at which to reach the member from here.

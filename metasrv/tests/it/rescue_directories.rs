@@ -20,7 +20,7 @@ use openraft::type_config::TypeConfigExt;
 use rand::Rng;
 
 use crate::support::directories::{copy, files};
-use crate::support::log_oracle;
+use crate::support::{eventually, log_oracle};
 
 const CLUSTER: &str = "c0ffee";
 
@@ -301,7 +301,9 @@ async fn a_torn_end_is_told_and_is_no_damage() {
     let torn = lived(scratch.path().join("torn")).await;
     // Half an entry behind the last one, as a crash can leave it in sled.
     {
-        let log = sled::Config::new().path(torn.join("log")).segment_size(8 << 20).open().unwrap();
+        // A process that another test is starting may have the lock for a moment still: until it runs, it has what this one had open.
+        let config = sled::Config::new().path(torn.join("log")).segment_size(8 << 20);
+        let log = eventually("the log to be free", async || config.open().ok()).await;
         log.open_tree("log").unwrap().insert(61u64.to_be_bytes(), &[1, 0, 0, 1, 0, 7, 7]).unwrap();
         log.flush().unwrap();
     }

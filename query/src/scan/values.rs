@@ -200,10 +200,13 @@ pub fn range_of_partition_value(
             Some((Some(value.clone()), Some(value)))
         }
         (Transform::Year | Transform::Month | Transform::Day | Transform::Hour, PrimitiveLiteral::Int(value)) => {
-            let first = |value| time_of(first_second(transform, value)?, data_type);
-            let next = value.checked_add(1).and_then(first);
+            let from = |seconds| time_of(seconds, data_type);
+            let next = value.checked_add(1).and_then(|next| from(first_second(transform, next)?));
+            // Files are there in which the last second of a day before 1970 is in the next day, as the iceberg crate has it.
+            let is_late = transform == Transform::Day && *value <= 0 && matches!(data_type, DataType::Timestamp(..));
+            let first = first_second(transform, *value).and_then(|first| from(first - i64::from(is_late)));
             Some((
-                first(*value).and_then(|units| time_scalar(units, data_type)),
+                first.and_then(|units| time_scalar(units, data_type)),
                 next.and_then(|units| time_scalar(units.checked_sub(1)?, data_type)),
             ))
         }
@@ -367,6 +370,8 @@ mod tests {
         let at = |micros| Some(ScalarValue::TimestampMicrosecond(Some(micros), Some("UTC".into())));
         assert_eq!(range(Transform::Hour, -1, &utc), (at(-3_600_000_000), at(-1)));
         assert_eq!(range(Transform::Day, 1, &utc), (at(86_400_000_000), at(172_799_999_999)));
+        assert_eq!(range(Transform::Day, 0, &utc), (at(-1_000_000), at(86_399_999_999)), "as some writers round");
+        assert_eq!(range(Transform::Day, 0, &DataType::Date32), (days(0), days(0)));
         let int = |v| Some(ScalarValue::Int32(Some(v)));
         assert_eq!(range(Transform::Truncate(10), -10, &DataType::Int32), (int(-10), int(-1)));
         let text = |v: &str| Some(ScalarValue::Utf8View(Some(v.into())));

@@ -3,7 +3,8 @@
 //!
 //! object_store sends no conditional put and no removal again then, and of a put that it does send again, after a 503 or a connection that
 //! was closed, it only tells what came of the last sending: that there is such an object already, which may be what the first has made.
-//! Every object of lake has a name that no other ever has, so here both are sent again, and
+//! Every object of lake has a name that no other ever has (but for what COPY writes, whose names are its user's), so here both are sent
+//! again, and
 //! - what is there with the very same bytes was made by another sending of the same put: it counts as created;
 //! - a put that is done late makes nothing where another sending has made the object; where none has it leaves one that nothing names, for
 //!   the sweep;

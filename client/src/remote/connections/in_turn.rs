@@ -277,6 +277,36 @@ mod tests {
         }
     }
 
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_only_watches_finds_another_leader_once_the_one_it_knew_is_gone() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let member = |id: u64, address: &str| v1::Member { id, grpc_address: address.to_owned(), ..Default::default() };
+        let peer = Asked { id: 2, before: Some(member(2, &address)), ..Asked::default() };
+        *peer.members.lock().unwrap() = vec![member(2, &address), member(3, "127.0.0.1:3")];
+        let server = tonic::transport::Server::builder()
+            .add_service(ClusterServer::new(peer.clone()))
+            .add_service(WatchServer::new(peer.clone()));
+        let server = tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+        let store = RemoteStore::connect(RemoteConfig { endpoints: vec![address.clone()], secret: None }).unwrap();
+        {
+            // Nobody is there, and has been told of as the leader of the term before.
+            let mut shared = store.inner.lock();
+            shared.view.learn(4, Some(&member(1, "127.0.0.1:1")));
+            store.inner.learn_members(&mut shared, vec![member(1, "127.0.0.1:1")]);
+            shared.members_due = None;
+        }
+        // No call is made that would find out.
+        let mut watch = store.watch("/kv/", 6).unwrap();
+        let patience = clock::now() + Duration::from_secs(30);
+        while store.inner.endpoints() != [address.clone(), "127.0.0.1:3".to_owned()] {
+            assert!(clock::now() < patience, "the watch asks nobody else: {:?}", store.inner.endpoints());
+            watch.next().await.unwrap().unwrap();
+        }
+        assert_eq!(store.inner.lock().view.leader().map(|leader| leader.id), Some(2));
+        server.abort();
+    }
+
     /// A node whose stream the first of three peers ends, since the second leads now. Says what the first was asked, and what
     /// the others were. With `finds_it` it had to ask who leads before that stream, too.
     async fn loses_its_leader(
