@@ -353,14 +353,22 @@ impl Cluster {
     /// Founds the cluster if a peer is fresh. Repeating it with the same founders is harmless, so that a founding that
     /// was interrupted is completed by the next start.
     async fn found(&self) -> Result<()> {
-        let answers = self.statuses().await;
-        one_cluster(&answers)?;
         let founders = self.processes.iter().map(Process::name);
         let founders = founders.filter(|name| name.role == Role::Metasrv && !self.layout.is_spare(*name));
         let peers: Vec<String> = founders.filter_map(|name| self.layout.endpoint(name)).collect();
-        if answers.len() < peers.len() {
-            return Err(Error::Founding(format!("only {} of {} peers answer", answers.len(), peers.len())));
-        }
+        let until = Instant::now() + self.spec.start_timeout;
+        // They serve; on a machine that has much to do one may be late with this answer all the same.
+        let answers = loop {
+            let answers = self.statuses().await;
+            one_cluster(&answers)?;
+            if answers.len() >= peers.len() {
+                break answers;
+            }
+            if Instant::now() >= until {
+                return Err(Error::Founding(format!("only {} of {} peers answer", answers.len(), peers.len())));
+            }
+            tokio::time::sleep(FOUND_AGAIN).await;
+        };
         if answers.iter().all(|a| a.stage() != Stage::Fresh) {
             return Ok(());
         }

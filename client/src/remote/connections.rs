@@ -4,9 +4,10 @@
 //! and forgotten once broken, the view of the leader, and the question round that finds it ([`Inner::ask`]). Who can wait asks
 //! one peer after the other instead ([`in_turn`]).
 //!
-//! The members are learnt from every round, and in the background from the leader: at once when one leads that is not known,
-//! and else every 10 to 20 s. So a client finds the cluster again though every peer that it was given is gone, if it has
-//! made calls, or watched, while they were replaced. Where the peer that led does not answer as the leader, all are asked.
+//! The members are learnt from every round, and in the background from the leader: at once when one leads that is not known, within
+//! a second of an answer that tells of a newer membership, and else every 10 to 20 s. So a client finds the cluster again though
+//! every peer that it was given is gone, if it has made calls, or watched, while they were replaced. Where the peer that led does not answer a
+//! watch as the leader, all are asked.
 //!
 //! Limits: [`MAX_ENDPOINTS`] endpoints; one question round at a time, which ends within [`ASK_TIMEOUT`] and what the peers
 //! are asked to wait ([`super::leader::AWAITED_FOR`]); one question for the members at a time.
@@ -80,10 +81,10 @@ pub(super) struct Shared {
     answered_at: HashMap<u64, String>,
     /// The last question round.
     asking: Option<Flight<Result<(), String>>>,
-    /// The log entry of the newest membership that a watch was told of.
+    /// The log entry of the newest membership that an answer told of.
     membership: u64,
     /// When the members are asked for next; `None`: at once.
-    members_due: Option<Instant>,
+    pub members_due: Option<Instant>,
     /// Who asks for them.
     asks_members: Option<AbortOnDropHandle<()>>,
     /// The cluster that the first leader found belongs to. Peers of another one are not listened to.
@@ -98,6 +99,25 @@ impl Shared {
         self.channels.remove(address);
         self.pipes.remove(address);
         self.answered_at.retain(|_, endpoint| endpoint != address);
+    }
+
+    /// By an answer. Where it is newer than any before, whoever calls or watches next after a while of at most [`MEMBERS_RETRY`] asks who
+    /// the members are: not all clients at once.
+    fn told_of_membership(&mut self, membership: u64) {
+        if membership > self.membership {
+            self.membership = membership;
+            let soon = clock::now() + MEMBERS_RETRY.mul_f64(rand::rng().random());
+            self.members_due = self.members_due.map(|due| due.min(soon));
+        }
+    }
+}
+
+fn header(answer: &PipedAnswer) -> Option<&v1::ResponseHeader> {
+    match answer {
+        PipedAnswer::Get(answer) => answer.header.as_ref(),
+        PipedAnswer::BatchGet(answer) => answer.header.as_ref(),
+        PipedAnswer::Txn(answer) => answer.header.as_ref(),
+        PipedAnswer::Error(_) => None,
     }
 }
 
@@ -174,6 +194,9 @@ impl Inner {
     ) -> Result<T, Status> {
         let pipe = self.pipe(address)?;
         let answer = pipe.call(request, timeout).await?;
+        if let Some(header) = header(&answer) {
+            self.lock().told_of_membership(header.membership);
+        }
         take(answer).ok_or_else(|| Status::internal("the peer answered another question than was asked"))
     }
 
@@ -326,26 +349,21 @@ impl Inner {
         let leader = shared.view.leader()?.clone();
         let address = leader.address.clone();
         if Self::members_to_be_asked(&mut shared) {
-            self.begin_asking_members(&mut shared, leader);
+            self.begin_asking_members(&mut shared, leader, false);
         }
         Some(address)
     }
 
     /// What a watch does with each message, as it makes no calls: where the members are to be asked for, that is begun, and not waited
-    /// for. They are also where a message tells of a newer membership than one has before: within [`MEMBERS_RETRY`], so that the leader
-    /// is not asked by all clients at once.
+    /// for.
     pub fn keep_members(self: &Arc<Self>, membership: u64) {
         let mut shared = self.lock();
-        if membership > shared.membership {
-            shared.membership = membership;
-            let soon = clock::now() + MEMBERS_RETRY.mul_f64(rand::rng().random());
-            shared.members_due = shared.members_due.map(|due| due.min(soon));
-        }
+        shared.told_of_membership(membership);
         if !Self::members_to_be_asked(&mut shared) {
             return;
         }
         match shared.view.leader().cloned() {
-            Some(leader) => self.begin_asking_members(&mut shared, leader),
+            Some(leader) => self.begin_asking_members(&mut shared, leader, true),
             // The round goes on by itself.
             None => drop(self.question_round(&mut shared)),
         }
@@ -361,9 +379,9 @@ impl Inner {
         due
     }
 
-    fn begin_asking_members(self: &Arc<Self>, shared: &mut Shared, leader: KnownLeader) {
+    fn begin_asking_members(self: &Arc<Self>, shared: &mut Shared, leader: KnownLeader, for_watch: bool) {
         // It ends within the time of a question, and keeps the store alive for as long.
-        let asking = tokio::spawn(self.clone().ask_members(leader));
+        let asking = tokio::spawn(self.clone().ask_members(leader, for_watch));
         shared.asks_members = Some(AbortOnDropHandle::new(asking));
     }
 
@@ -375,7 +393,9 @@ impl Inner {
         shared.members_due = shared.members_due.map(|due| due.min(soon));
     }
 
-    async fn ask_members(self: Arc<Self>, leader: KnownLeader) {
+    /// `for_watch`: nobody else may find out that another leads. Calls do, and a leader that has too much to do is not to have all clients
+    /// ask all peers.
+    async fn ask_members(self: Arc<Self>, leader: KnownLeader, for_watch: bool) {
         let question = Question { wait: Duration::ZERO, besides: None };
         // Calls are under way on that connection, and find out whether it is broken.
         let answer = self.ask_one(&leader.address, question, false).await;
@@ -387,9 +407,11 @@ impl Inner {
             Ok(answer) => format!("peer {} leads no more", answer.peer_id),
             Err(why) => why,
         };
-        // Who only watches makes no call that would find out that another leads, and asked in vain until none it knows is left.
-        tracing::debug!("asking who the members are: {why}; all are asked");
-        drop(self.question_round(&mut self.lock()));
+        tracing::debug!("asking who the members are: {why}");
+        if for_watch {
+            // The round goes on by itself.
+            drop(self.question_round(&mut self.lock()));
+        }
     }
 
     /// The address at which to reach the member from here.

@@ -244,6 +244,7 @@ mod tests {
 
     use super::*;
     use crate::remote::attempts::classify;
+    use crate::remote::{RemoteConfig, RemoteStore};
 
     /// A peer that reads no requests while it is not rid of its answers.
     struct Talkative {
@@ -270,7 +271,8 @@ mod tests {
                 while let Ok(Some(message)) = requests.message().await {
                     let id = |id| {
                         let entry = v1::KeyValue { value: vec![0; CHATTER_BYTES].into(), ..Default::default() };
-                        let get = v1::GetResponse { entry: Some(entry), ..Default::default() };
+                        let header = Some(v1::ResponseHeader { membership: 7, ..Default::default() });
+                        let get = v1::GetResponse { header, entry: Some(entry) };
                         v1::PipelineResponse { id, response: Some(Response::Get(get)) }
                     };
                     let mut responses: Vec<_> = message.requests.iter().map(|request| id(request.id)).collect();
@@ -354,6 +356,25 @@ mod tests {
             }
         };
         tokio::time::timeout(Duration::from_secs(30), answered).await.expect("every call is answered");
+        server.abort();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_answer_that_tells_of_a_newer_membership_has_the_members_asked_for_soon() {
+        let go_on = Arc::new(Notify::new());
+        go_on.notify_one();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let server = tonic::transport::Server::builder().add_service(KvServer::new(Talkative { go_on }));
+        let server = tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+        let store = RemoteStore::connect(RemoteConfig { endpoints: vec![address.clone()], secret: None }).unwrap();
+        for is_news in [true, false] {
+            let far = crate::clock::now() + Duration::from_secs(3600);
+            store.inner.lock().members_due = Some(far);
+            let get = Request::Get(v1::GetRequest { key: "/kv/a".into(), options: None });
+            store.inner.piped(&address, get, Duration::from_secs(30), Some).await.unwrap();
+            assert_eq!(store.inner.lock().members_due.is_some_and(|due| due < far), is_news);
+        }
         server.abort();
     }
 
