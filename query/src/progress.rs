@@ -88,7 +88,8 @@ fn share_of(plan: &Arc<dyn ExecutionPlan>) -> Option<f64> {
             return Ok(TreeNodeRecursion::Stop);
         };
         all = all.saturating_add(rows);
-        read += node.metrics().and_then(|metrics| metrics.output_rows()).unwrap_or_default().min(rows);
+        let known = node.metrics().and_then(|metrics| metrics.output_rows()).unwrap_or_default();
+        read = read.saturating_add(known.min(rows));
         Ok(TreeNodeRecursion::Continue)
     });
     (is_known && all > 0).then(|| read as f64 / all as f64)
@@ -113,8 +114,7 @@ mod tests {
     async fn a_plan_is_looked_at_and_not_kept() {
         let column: ArrayRef = Arc::new(Int64Array::from(vec![1, 2, 3, 4]));
         let rows = vec![vec![RecordBatch::try_from_iter([("x", column)]).unwrap()]];
-        let plan: Arc<dyn ExecutionPlan> =
-            MemorySourceConfig::try_new_exec(&rows, rows[0][0].schema(), None).unwrap();
+        let plan: Arc<dyn ExecutionPlan> = MemorySourceConfig::try_new_exec(&rows, rows[0][0].schema(), None).unwrap();
         let scans = Arc::new(Scans::default());
         assert_eq!(scans.share(), None);
         shown_to(scans.clone(), async { runs_by(&plan) }).await;

@@ -184,7 +184,8 @@ impl Polls {
     pub fn fetch(&self, id: Uuid) -> Result<Fetched> {
         let query = self.get(id)?;
         let outcome = query.outcome.borrow().clone();
-        let spool = outcome.unwrap_or_else(|| Err(Error::invalid("the query still runs: poll it until it has ended")))?;
+        let spool =
+            outcome.unwrap_or_else(|| Err(Error::invalid("the query still runs: poll it until it has ended")))?;
         query.stays();
         let (schema, stale) = (spool.schema.clone(), spool.stale);
         let (sender, rows) = mpsc::channel(BATCHES_AHEAD);
@@ -340,7 +341,8 @@ impl Query {
 
     /// Its rows were taken to the end.
     fn fetched(&self) {
-        let fetched = Error::not_found("the rows of this polled query were fetched to the end, and are not kept; run it again");
+        let fetched =
+            Error::not_found("the rows of this polled query were fetched to the end, and are not kept; run it again");
         self.outcome.send_replace(Some(Err(fetched)));
     }
 
@@ -416,7 +418,7 @@ mod tests {
     }
 
     /// A query of that many batches.
-    fn of(polls: &Arc<Polls>, batches: usize) -> impl Future<Output = Result<Spool>> + Send + 'static {
+    fn of(polls: &Arc<Polls>, batches: usize) -> impl Future<Output = Result<Spool>> + Send + use<> {
         let polls = polls.clone();
         let rows = futures::stream::iter(vec![Ok(batch()); batches]);
         async move { polls.spools().keep(batch().schema(), None, rows).await }

@@ -186,7 +186,11 @@ pub async fn cancel_elsewhere(metadata: &Metadata, here: &str, headers: &Metadat
     asked.contains(&true)
 }
 
-async fn ask(node: &str, headers: &MetadataMap, info: &FlightInfo) -> Result<bool, Status> {
+/// Asks one node to cancel it; whether it has.
+///
+/// # Errors
+/// `Unavailable`: it cannot be reached; the node's.
+pub async fn ask(node: &str, headers: &MetadataMap, info: &FlightInfo) -> Result<bool, Status> {
     let channel = crate::client::open(node).await.map_err(|e| Status::unavailable(e.to_string()))?;
     let body = CancelFlightInfoRequest::new(info.clone()).encode_to_vec();
     let mut request = Request::new(Action { r#type: CANCEL.to_owned(), body: body.into() });

@@ -167,7 +167,7 @@ impl Spool {
         let opened = async move {
             let bytes = self.file.read_stream()?;
             Ok::<_, Error>(futures::stream::try_unfold(
-                (self, bytes, StreamDecoder::new(), Buffer::from(&[])),
+                (self, bytes, StreamDecoder::new(), Buffer::default()),
                 |(spool, mut bytes, mut decoder, mut rest)| async move {
                     loop {
                         let batch = decoder.decode(&mut rest).map_err(|e| failed(e, READING))?;
@@ -193,7 +193,12 @@ const WRITING: &str = "keeping the rows of a polled query on disk";
 const READING: &str = "reading the rows of a polled query from disk";
 
 fn failed(error: ArrowError, doing: &str) -> Error {
-    Error::from(DataFusionError::from(error)).while_doing(doing)
+    // What the disk says is about the disk, and not about what the client has asked for.
+    let error = match error {
+        ArrowError::IoError(_, error) => DataFusionError::IoError(error),
+        other => DataFusionError::from(other),
+    };
+    Error::from(error).while_doing(doing)
 }
 
 /// Does what waits for the disk where nobody else waits for it.

@@ -6,7 +6,7 @@
 //!   read, so it is signed ([`super::keys`]). Any node redeems it, until it expires ([`LIFETIME`]): before what it names may be removed,
 //!   since no snapshot expires for [`HELD_FOR`] after it was current, unless a table asks for less ([`crate::table::maintenance::HELD`]).
 //!   A change is made once by its id, whichever nodes are asked ([`crate::sql::once::TICKETS`]);
-//! - the *name* of a statement that is polled ([`super::polls`]): what runs, or has run, at the node that it says. Signed as well: a
+//! - the *name* of a query that is polled ([`super::polls`]): what runs, or has run, at the node that it says. Signed as well: a
 //!   node sends on to another what concerns it.
 //!
 //! ```text
@@ -44,7 +44,7 @@ const _: () = assert!(
 );
 /// What a plan begins with; JSON does not.
 const PLAN: u8 = 1;
-/// What the name of a polled statement begins with.
+/// What the name of a polled query begins with.
 const POLLED: u8 = 2;
 /// What separates JSON, which never holds it, from values.
 const VALUES: u8 = 0;
@@ -140,16 +140,13 @@ impl Plan {
     }
 }
 
-/// The name of a statement that is polled.
+/// The name of a query that is polled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Polled {
     /// The operation.
     pub id: Uuid,
     /// The node that runs it, as others reach it.
     pub node: String,
-    /// Whether it changes something: then its plan's ticket tells at any node what has become of it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub is_change: bool,
 }
 
 impl Polled {
@@ -306,11 +303,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_name_of_a_polled_statement_is_signed_and_no_plan() {
+    async fn the_name_of_a_polled_query_is_signed_and_no_plan() {
         let store: SharedStore = Arc::new(MemoryStore::new());
         let keys = TicketKeys::new(store);
         let soon = Instant::now() + Duration::from_secs(10);
-        let polled = Polled { id: Uuid::new_v4(), node: "there:1".to_owned(), is_change: true };
+        let polled = Polled { id: Uuid::new_v4(), node: "there:1".to_owned() };
         let ticket = handle(&polled.encode(&keys, soon).await.unwrap());
         assert_eq!(Polled::of(&ticket, &keys, soon).await, Ok(Some(polled)));
         assert_eq!(Asked::decode(&ticket, &keys, soon).await.unwrap_err().kind, Kind::Invalid);
