@@ -370,7 +370,7 @@ impl LakeFlight {
         let (id, polled) = self.statement_of(info).await?;
         if let Some(polled) = polled {
             return match self.is_elsewhere(&polled, headers) {
-                true => running::ask(&polled.node, headers, info).await,
+                true => running::cancel_at(&polled.node, headers, info).await,
                 false => Ok(self.polls.cancel(id)),
             };
         }

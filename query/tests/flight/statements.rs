@@ -7,14 +7,21 @@ use arrow::datatypes::{DataType, Int32Type};
 use arrow_flight::encode::FlightDataEncoderBuilder;
 use arrow_flight::sql::client::FlightSqlServiceClient;
 use arrow_flight::sql::{
-    CommandGetTables, CommandGetXdbcTypeInfo, CommandStatementIngest, EndTransaction, ProstMessageExt,
-    TableDefinitionOptions, TableExistsOption, TableNotExistOption,
+    CommandGetTables, CommandGetXdbcTypeInfo, CommandPreparedStatementQuery, CommandStatementIngest,
+    CommandStatementQuery, EndTransaction, ProstMessageExt, TableDefinitionOptions, TableExistsOption,
+    TableNotExistOption, TicketStatementQuery,
 };
-use arrow_flight::{FlightDescriptor, IpcMessage};
+use arrow_flight::{
+    Action, CancelFlightInfoRequest, CancelFlightInfoResult, CancelStatus, FlightDescriptor, FlightInfo, IpcMessage,
+    PollInfo, Ticket,
+};
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
+use lake_client::memory::MemoryStore;
+use lake_query::Options;
 use prost::Message;
 use tonic::transport::Channel;
+use tonic::{Code, Status};
 
 use crate::common::{Cluster, in_time, number, rows_of, run, text, until};
 use crate::support::eventually;
@@ -255,37 +262,170 @@ async fn the_server_describes_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn polling_answers_with_all_there_is() {
+async fn a_schema_is_told_without_rows() {
     let cluster = Cluster::start(1).await;
     let mut client = flight_sql(&cluster, 0).await;
-    let asking = |query: &str| {
-        let command = arrow_flight::sql::CommandStatementQuery { query: query.into(), transaction_id: None };
-        let command = prost::Message::encode_to_vec(&arrow_flight::sql::ProstMessageExt::as_any(&command));
-        FlightDescriptor::new_cmd(command)
-    };
-    let descriptor = asking("SELECT 7 AS x");
-    let inner = client.inner_mut();
-    let poll = inner.poll_flight_info(descriptor.clone()).await.unwrap().into_inner();
-    assert!(poll.flight_descriptor.is_none(), "there is nothing more to ask for");
-    let info = poll.info.unwrap();
-    let schema = inner.get_schema(descriptor).await.unwrap().into_inner();
+    let schema = client.inner_mut().get_schema(asking("SELECT 7 AS x")).await.unwrap().into_inner();
     let schema = arrow::datatypes::Schema::try_from(IpcMessage(schema.schema)).unwrap();
     assert_eq!(schema.field(0).name(), "x");
-    let stream = client.do_get(ticket(&info)).await.unwrap();
-    let rows: Vec<RecordBatch> = stream.try_collect().await.unwrap();
-    assert_eq!(rows_of(&rows), [["7"]]);
-    assert_eq!(rows[0].column(0).null_count(), 0);
-    // A query of months: nothing of it is waited for, nothing runs before its rows are asked for, and those come while it does.
+}
+
+fn asking(query: &str) -> FlightDescriptor {
+    let command = CommandStatementQuery { query: query.into(), transaction_id: None };
+    FlightDescriptor::new_cmd(command.as_any().encode_to_vec())
+}
+
+async fn poll(client: &mut FlightSqlServiceClient<Channel>, descriptor: FlightDescriptor) -> Result<PollInfo, Status> {
+    let answer = in_time("an answer", client.inner_mut().poll_flight_info(descriptor)).await;
+    answer.map(tonic::Response::into_inner)
+}
+
+/// Polls until there is nothing more to ask for.
+async fn polled(
+    client: &mut FlightSqlServiceClient<Channel>,
+    mut descriptor: FlightDescriptor,
+) -> Result<PollInfo, Status> {
+    in_time("the end of a query", async {
+        loop {
+            let told = poll(client, descriptor).await?;
+            match told.flight_descriptor.clone() {
+                Some(next) => descriptor = next,
+                None => return Ok(told),
+            }
+        }
+    })
+    .await
+}
+
+async fn cancel(client: &mut FlightSqlServiceClient<Channel>, info: &FlightInfo) -> CancelStatus {
+    let action = Action::new("CancelFlightInfo", CancelFlightInfoRequest::new(info.clone()).encode_to_vec());
+    let answers: Vec<_> = client.do_action(tonic::Request::new(action)).await.unwrap().try_collect().await.unwrap();
+    CancelFlightInfoResult::decode(&*answers[0].body).unwrap().status()
+}
+
+/// Runs for months, and returns one row.
+const MONTHS: &str = "SELECT count(*) AS n FROM generate_series(1, 1000000000000000) WHERE value % 7 = 3";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_polled_query_is_run_and_its_rows_are_kept_until_they_are_fetched() {
+    let cluster = Cluster::start(2).await;
+    let sql = cluster.client(0).await;
+    run(&sql, "CREATE TABLE t AS SELECT value AS x, CAST(value AS VARCHAR) AS s FROM generate_series(1, 20000)").await;
+    let (mut here, mut there) = (flight_sql(&cluster, 0).await, flight_sql(&cluster, 1).await);
+    let query = "SELECT x, s, NULL AS nothing FROM t ORDER BY x";
+    let mut prepared = here.prepare("SELECT x FROM t WHERE x = 1 OR s = ?".to_owned(), None).await.unwrap();
+    prepared.set_parameters(values(vec![Arc::new(StringArray::from(vec!["2"]))])).unwrap();
+    let told = polled(&mut here, asking(query)).await.unwrap();
+    let info = told.info.unwrap();
+    assert_eq!((told.progress, info.total_records, info.endpoint.len()), (Some(1.0), 20_000, 1));
+    assert!(told.expiration_time.is_some());
+    // The versions are those of the moment that it was asked for.
+    run(&sql, "DELETE FROM t WHERE true").await;
+    // Any node sends on what another has.
+    let again = polled(&mut there, info.flight_descriptor.clone().unwrap()).await.unwrap();
+    assert_eq!(again.info.as_ref(), Some(&info));
+    let rows = redeem(&mut there, ticket(&info)).await.unwrap();
+    let text = rows_of(&rows);
+    assert_eq!((text.len(), &text[0], &text[19_999]), (
+        20_000,
+        &vec!["1".to_owned(), "1".to_owned(), "NULL".to_owned()],
+        &vec!["20000".to_owned(), "20000".to_owned(), "NULL".to_owned()],
+    ));
+    assert_eq!(rows[0].schema().as_ref(), &info.clone().try_decode_schema().unwrap());
+    for client in [&mut here, &mut there] {
+        let error = redeem(client, ticket(&info)).await.unwrap_err();
+        assert!(error.contains("fetched to the end"), "{error}");
+    }
+    assert_eq!(cancel(&mut there, &info).await, CancelStatus::NotCancellable);
+    // No rows are an answer, too.
+    let told = polled(&mut there, asking(query)).await.unwrap();
+    assert_eq!(redeem(&mut here, ticket(&told.info.unwrap())).await.unwrap().iter().map(RecordBatch::num_rows).sum::<usize>(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_polled_query_that_runs_is_cancelled_at_any_node() {
+    let cluster = Cluster::start(2).await;
     let running = || cluster.nodes[0].engine().running();
-    let months = asking("SELECT value FROM generate_series(1, 1000000000000000)");
-    let poll = in_time("an answer", client.inner_mut().poll_flight_info(months.clone())).await.unwrap().into_inner();
-    assert!(poll.flight_descriptor.is_none());
-    until("nothing to run", async || running() == 0).await;
-    let mut rows = client.do_get(ticket(&poll.info.unwrap())).await.unwrap();
-    assert!(in_time("the first rows", rows.try_next()).await.unwrap().unwrap().num_rows() > 0);
-    assert_eq!(running(), 1);
-    let poll = in_time("an answer meanwhile", client.inner_mut().poll_flight_info(months)).await.unwrap().into_inner();
-    assert!(poll.info.is_some());
-    drop(rows);
-    until("the query to end", async || running() == 0).await;
+    for node in 0..2 {
+        let (mut client, mut other) = (flight_sql(&cluster, 0).await, flight_sql(&cluster, node).await);
+        let told = poll(&mut client, asking(MONTHS)).await.unwrap();
+        let name = told.flight_descriptor.expect("it has not ended");
+        let info = told.info.unwrap();
+        assert!(info.endpoint.is_empty() && !info.schema.is_empty());
+        until("it to run", async || running() == 1).await;
+        // Nobody has to stay.
+        drop(client);
+        let told = poll(&mut other, name.clone()).await.unwrap();
+        assert_eq!(told.flight_descriptor.as_ref(), Some(&name));
+        assert!(told.progress.is_none_or(|share| (0.0..1.0).contains(&share)), "{:?}", told.progress);
+        let error = redeem(&mut other, Ticket { ticket: name.cmd.clone() }).await.unwrap_err();
+        assert!(error.contains("still runs"), "{error}");
+        assert_eq!(cancel(&mut other, &info).await, CancelStatus::Cancelled);
+        let error = poll(&mut other, name).await.unwrap_err();
+        assert_eq!(error.code(), Code::Cancelled, "{error}");
+        assert_eq!(cancel(&mut other, &info).await, CancelStatus::NotCancellable);
+        until("the query to end", async || running() == 0).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_polled_query_that_fails_says_so_at_each_poll() {
+    let cluster = Cluster::over(Arc::new(MemoryStore::new()), 1, |options| Options {
+        spill_limit_bytes: Some(1 << 20),
+        ..options
+    })
+    .await;
+    let mut client = flight_sql(&cluster, 0).await;
+    for (query, code, words) in [
+        ("SELECT 1 / (value - 5000) FROM generate_series(1, 10000)", Code::InvalidArgument, "zero"),
+        ("SELECT value FROM generate_series(1, 1000000)", Code::ResourceExhausted, "spill_limit_bytes"),
+        ("SELECT x FROM nowhere", Code::NotFound, "nowhere"),
+    ] {
+        let error = polled(&mut client, asking(query)).await.unwrap_err();
+        assert!(error.code() == code && error.message().contains(words), "{query}: {error}");
+    }
+    // What has failed holds nothing.
+    let told = polled(&mut client, asking("SELECT value FROM generate_series(1, 1000)")).await.unwrap();
+    assert_eq!(told.info.unwrap().total_records, 1000);
+    // The deadline is the statement's, and not that of the call.
+    client.set_header("lake-timeout-ms", "500");
+    let error = polled(&mut client, asking(MONTHS)).await.unwrap_err();
+    assert_eq!(error.code(), Code::DeadlineExceeded, "{error}");
+    // A name is signed.
+    let command = TicketStatementQuery { statement_handle: vec![2; 80].into() };
+    let forged = FlightDescriptor::new_cmd(command.as_any().encode_to_vec());
+    let error = poll(&mut client, forged).await.unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument, "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn polling_for_a_change_changes_nothing() {
+    let cluster = Cluster::start(1).await;
+    let sql = cluster.client(0).await;
+    run(&sql, "CREATE TABLE t (x BIGINT)").await;
+    let mut client = flight_sql(&cluster, 0).await;
+    let told = poll(&mut client, asking("INSERT INTO t VALUES (1)")).await.unwrap();
+    assert!(told.flight_descriptor.is_none());
+    assert_eq!(number(&sql, "SELECT count(*) FROM t").await, 0);
+    assert_eq!(rows_of(&redeem(&mut client, ticket(&told.info.unwrap())).await.unwrap()), [["1"]]);
+    assert_eq!(number(&sql, "SELECT count(*) FROM t").await, 1);
+    // A query of a transaction runs as its rows are taken.
+    let transaction_id = Some(client.begin_transaction().await.unwrap());
+    let command = CommandStatementQuery { query: MONTHS.to_owned(), transaction_id };
+    let told = poll(&mut client, FlightDescriptor::new_cmd(command.as_any().encode_to_vec())).await.unwrap();
+    assert!(told.flight_descriptor.is_none());
+    until("nothing to run", async || cluster.nodes[0].engine().running() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_stops_waits_for_no_polled_query() {
+    let mut cluster = Cluster::start(1).await;
+    let mut client = flight_sql(&cluster, 0).await;
+    let told = poll(&mut client, asking(MONTHS)).await.unwrap();
+    assert!(told.flight_descriptor.is_some());
+    let engine = cluster.nodes[0].engine().clone();
+    until("it to run", async || engine.running() == 1).await;
+    drop(client);
+    in_time("the node to stop", cluster.nodes.remove(0).shutdown()).await;
+    until("the query to end", async || engine.running() == 0).await;
 }
