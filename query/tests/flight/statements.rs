@@ -346,8 +346,8 @@ async fn a_polled_query_is_run_and_its_rows_are_kept_until_they_are_fetched() {
     let command = CommandPreparedStatementQuery { prepared_statement_handle };
     let prepared = FlightDescriptor::new_cmd(command.as_any().encode_to_vec());
     for left in [2, 0] {
-        let told = polled(&mut there, prepared.clone()).await.unwrap();
-        let rows = redeem(&mut here, ticket(&told.info.unwrap())).await.unwrap();
+        let told = polled(&mut here, prepared.clone()).await.unwrap();
+        let rows = redeem(&mut there, ticket(&told.info.unwrap())).await.unwrap();
         assert_eq!(rows_of(&rows).len(), left);
         run(&sql, "DELETE FROM t WHERE true").await;
     }
