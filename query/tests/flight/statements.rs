@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, Int64Array, RecordBatch, StringArray};
+use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Int32Type};
 use arrow_flight::encode::FlightDataEncoderBuilder;
 use arrow_flight::sql::client::FlightSqlServiceClient;
