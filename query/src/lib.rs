@@ -18,7 +18,7 @@
 //! - [`table`]: Iceberg tables: types, data files, versions, and the commit;
 //! - [`scan`]: a table version as DataFusion reads it, and INSERT's sink;
 //! - [`outcomes`]: what is kept of operations that a client may ask for again;
-//! - [`sql`]: a statement from text to rows or a change; [`progress`]: how far a change has come;
+//! - [`sql`]: a statement from text to rows or a change; [`progress`]: how far it has come;
 //! - [`distributed`]: one query over many nodes;
 //! - [`flight`]: how statements come in;
 //! - [`rest`]: the Iceberg REST catalog;

@@ -1,7 +1,7 @@
 //! A query node: everything wired together, served, and stopped in order.
 //!
-//! States: starting (nothing is served; any error ends it) -> serving -> stopping (no statement begins; changes under
-//! way end, for at most [`SHUTDOWN_PATIENCE`]; the node leaves its cluster; connections close) -> stopped.
+//! States: starting (nothing is served; any error ends it) -> serving -> stopping (no statement begins; polled queries
+//! fail; changes under way end, for at most [`SHUTDOWN_PATIENCE`]; the node leaves its cluster; connections close) -> stopped.
 //!
 //! In a metadata cluster the node registers itself, and as a worker looks after the tables of its shards ([`crate::upkeep`]), beside
 //! serving: a cluster that is away keeps no query from cached pointers. Once another process was registered under its name, it has
@@ -36,6 +36,7 @@ use crate::flight::MAX_REQUEST_BYTES;
 use crate::flight::keys::TicketKeys;
 use crate::flight::metrics::Metrics;
 use crate::flight::operations::Operations;
+use crate::flight::polls::Polls;
 use crate::flight::served::Served;
 use crate::flight::service::LakeFlight;
 use crate::flight::whole::Whole;
@@ -53,7 +54,7 @@ use crate::upkeep::{self, Upkeep};
 pub const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(10);
 /// How long stopping waits for the leader to take the node out of the registry.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(2);
-/// How long stopping waits for what statements that nobody reads any more are computing.
+/// How long stopping waits for what statements that nobody reads any more are computing, and for the rows of polled ones.
 const COMPUTE_PATIENCE: Duration = Duration::from_secs(2);
 /// An idle connection is asked whether it is still there.
 const KEEPALIVE: Duration = Duration::from_secs(20);
@@ -68,6 +69,7 @@ pub struct QueryNode {
     engine: Arc<Engine>,
     this: Arc<ThisNode>,
     operations: Arc<Operations>,
+    polls: Arc<Polls>,
     transactions: Arc<Transactions>,
     stop: CancellationToken,
     server: JoinHandle<()>,
@@ -119,7 +121,8 @@ impl QueryNode {
         let distributed = Distributed::new(&config, &engine, cluster.clone(), keys.clone())?;
         let parts = distributed.parts().clone();
         engine.distribute(distributed);
-        let flight = LakeFlight::new(sessions, operations.clone(), keys, metrics.clone())?;
+        let polls = Arc::new(Polls::new(engine.template().runtime_env().disk_manager.clone()));
+        let flight = LakeFlight::new(sessions, operations.clone(), polls.clone(), keys, metrics.clone())?;
         let service = Served { flight, parts };
         let stop = CancellationToken::new();
         let (report, failed) = watch::channel(None);
@@ -157,6 +160,7 @@ impl QueryNode {
             engine,
             this,
             operations,
+            polls,
             transactions,
             stop,
             server,
@@ -241,6 +245,7 @@ impl QueryNode {
     /// Stops: no statement begins, changes under way end (for at most [`SHUTDOWN_PATIENCE`]), connections close.
     pub async fn shutdown(mut self) {
         self.engine.close();
+        self.polls.stop();
         self.stop_upkeep();
         let changes = async {
             self.operations.close().await;
@@ -257,6 +262,9 @@ impl QueryNode {
         if tokio::time::timeout(SHUTDOWN_PATIENCE, &mut self.server).await.is_err() {
             tracing::warn!("clients were still reading when the query node stopped");
         }
+        if tokio::time::timeout(COMPUTE_PATIENCE, self.polls.close()).await.is_err() {
+            tracing::warn!("the rows of polled queries were still being kept when the query node stopped");
+        }
         self.engine.stop_computing(COMPUTE_PATIENCE).await;
         if let Some(cluster) = &self.cluster {
             cluster.leave().await;
@@ -269,6 +277,7 @@ impl Drop for QueryNode {
     fn drop(&mut self) {
         self.stop.cancel();
         self.stop_upkeep();
+        self.polls.abandon();
         self.server.abort();
     }
 }

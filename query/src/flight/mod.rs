@@ -6,6 +6,7 @@
 //! - A change: GetFlightInfo changes nothing (drivers send DML through it); DoGet runs it, once per ticket however often that is
 //!   redeemed, and answers with one row, `count`. DoPut runs it and answers with the count. What one node is asked for
 //!   again it knows ([`operations`]).
+//! - A query that is polled: PollFlightInfo begins it, and its rows are kept until they are fetched ([`polls`], [`spool`]).
 //! - Prepared statements, with values bound to their parameters ([`prepared`]), and bulk ingest ([`ingest`]).
 //! - Cancelling, by what GetFlightInfo has answered, at any node ([`running`]).
 //! - An operation id in the header `lake-operation-id`: the change is made once by it, whichever node is asked
@@ -27,11 +28,13 @@ pub mod keys;
 pub mod listing;
 pub mod metrics;
 pub mod operations;
+pub mod polls;
 pub mod prepared;
 pub mod rows;
 pub mod running;
 pub mod served;
 pub mod service;
+pub mod spool;
 pub mod status;
 pub mod ticket;
 pub mod transactions;
@@ -62,9 +65,17 @@ pub const MAX_REQUEST_BYTES: usize = 64 << 20;
 
 /// How long the client gives a statement, if it says so.
 pub fn timeout_of(headers: &MetadataMap) -> Option<Duration> {
-    if let Some(millis) = headers.get(TIMEOUT_HEADER).and_then(|value| value.to_str().ok()?.parse().ok()) {
-        return Some(Duration::from_millis(millis));
-    }
+    statement_timeout(headers).or_else(|| call_timeout(headers))
+}
+
+/// How long the client gives a statement that outlives the call, if it says so.
+pub fn statement_timeout(headers: &MetadataMap) -> Option<Duration> {
+    let millis = headers.get(TIMEOUT_HEADER)?.to_str().ok()?.parse().ok()?;
+    Some(Duration::from_millis(millis))
+}
+
+/// How long the call may take, if the client says so, less what the answer needs on its way.
+pub fn call_timeout(headers: &MetadataMap) -> Option<Duration> {
     let timeout = parse_grpc_timeout(headers.get("grpc-timeout")?.to_str().ok()?)?;
     let margin = (timeout / 10).clamp(Duration::from_millis(20), Duration::from_millis(500));
     Some(timeout.saturating_sub(margin).max(timeout / 2))

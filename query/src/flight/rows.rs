@@ -42,7 +42,11 @@ pub fn encode_one(batch: RecordBatch) -> FlightStream {
     encode(batch.schema(), futures::stream::once(async move { Ok(batch) }))
 }
 
-fn outgoing(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
+/// A batch under the schema that clients see.
+///
+/// # Errors
+/// `Internal`: a column cannot be put so.
+pub fn outgoing(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
     let failed = |e: arrow::error::ArrowError| Error::internal(format!("encoding rows: {e}"));
     let columns = batch.columns().iter().zip(schema.fields()).map(|(column, field)| {
         match column.data_type() == field.data_type() {

@@ -4,7 +4,7 @@
 //! let go of: unless its commit had begun already, nothing of it is made.
 //!
 //! Cancelling is asked of any node: one that does not run the statement asks the others that are registered, each once. What none of
-//! them runs has ended, or has not begun yet.
+//! them runs has ended, or has not begun yet. Of a query that is polled the name says the node, and that one alone is asked.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,10 +19,11 @@ use lake_client::metadata::Metadata;
 use prost::Message;
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::{MetadataMap, MetadataValue};
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 use uuid::Uuid;
 
 use super::FORWARDED_HEADER;
+use super::status::from_error;
 use crate::error::{Error, Result};
 
 /// The action that cancels what a FlightInfo stands for.
@@ -184,6 +185,21 @@ pub async fn cancel_elsewhere(metadata: &Metadata, here: &str, headers: &Metadat
     });
     let asked: Vec<bool> = asked.buffer_unordered(ASKED_AT_A_TIME).collect().await;
     asked.contains(&true)
+}
+
+/// Asks the one node that can to cancel it; whether it has.
+///
+/// # Errors
+/// `Unavailable`, naming the node: it does not answer. The node's own.
+pub async fn cancel_at(node: &str, headers: &MetadataMap, info: &FlightInfo) -> Result<bool, Status> {
+    let asked = tokio::time::timeout(ASK_WITHIN, ask(node, headers, info)).await;
+    asked.unwrap_or_else(|_| Err(Status::unavailable("it does not answer"))).map_err(|status| match status.code() {
+        Code::Unavailable => from_error(&Error::unavailable(format!(
+            "{node}, the query node that runs this polled query or has its rows, cannot be asked to cancel it: {}; try again",
+            status.message()
+        ))),
+        _ => status,
+    })
 }
 
 async fn ask(node: &str, headers: &MetadataMap, info: &FlightInfo) -> Result<bool, Status> {

@@ -1,8 +1,6 @@
 //! What is served: Flight SQL, and the calls of Flight that Flight SQL does not speak of.
 //!
-//! - PollFlightInfo: planning is all that has to be waited for before rows can be asked for, and is short; so the first answer is
-//!   the whole one, and a query is run as its rows are taken, however long that lasts. There is nothing to poll for: results are kept
-//!   nowhere.
+//! - PollFlightInfo: a query runs while its client polls, or stays away ([`super::polls`]).
 //! - GetSchema: what GetFlightInfo says of the rows.
 //! - DoAction: with the cookie of a transaction that is begun or ended ([`super::cookies`]).
 //! - DoExchange: for parts of queries that other nodes coordinate ([`crate::distributed`]).
@@ -52,13 +50,7 @@ impl FlightService for Served {
     }
 
     async fn poll_flight_info(&self, request: Request<FlightDescriptor>) -> Result<PollInfo> {
-        let info = self.flight.get_flight_info(request).await?;
-        Ok(info.map(|info| PollInfo {
-            info: Some(info),
-            flight_descriptor: None,
-            progress: Some(1.0),
-            expiration_time: None,
-        }))
+        self.flight.poll(request).await
     }
 
     async fn get_schema(&self, mut request: Request<FlightDescriptor>) -> Result<SchemaResult> {

@@ -8,6 +8,7 @@ use arrow::array::{AsArray, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use arrow_flight::decode::FlightRecordBatchStream;
 use arrow_flight::error::FlightError;
+use arrow_flight::flight_service_client::FlightServiceClient;
 use arrow_flight::flight_service_server::FlightService;
 use arrow_flight::sql::metadata::{SqlInfoData, XdbcTypeInfoData};
 use arrow_flight::sql::server::{FlightSqlService, PeekableFlightDataStream};
@@ -21,11 +22,12 @@ use arrow_flight::sql::{
 };
 use arrow_flight::{
     Action, ActionType, CancelFlightInfoRequest, CancelFlightInfoResult, CancelStatus, FlightDescriptor,
-    FlightEndpoint, FlightInfo, Result as ActionResult, Ticket,
+    FlightEndpoint, FlightInfo, PollInfo, Result as ActionResult, Ticket,
 };
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt};
 use prost::Message;
 use tonic::metadata::MetadataMap;
+use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
@@ -34,16 +36,21 @@ use super::ingest::{Incoming, Mode, Target};
 use super::keys::TicketKeys;
 use super::metrics::Metrics;
 use super::operations::Operations;
+use super::polls::{FIRST_WAIT, LATER_WAIT, Polls};
 use super::prepared::{self, MAX_HANDLE_VALUES, MAX_VALUES};
-use super::rows::{FlightStream, encode, encode_one, outgoing_schema};
+use super::rows::{FlightStream, encode, encode_one, outgoing, outgoing_schema};
 use super::running::{self, Running};
-use super::ticket::{Asked, Plan, StatementTicket};
+use super::spool::Spool;
+use super::ticket::{Asked, Plan, Polled, StatementTicket};
 use super::transactions::{self, Elsewhere, settings_of};
-use super::{SCHEMA_HEADER, STALE_HEADER, cookies, info, listing, status, timeout_of};
+use super::{
+    FORWARDED_HEADER, SCHEMA_HEADER, STALE_HEADER, call_timeout, cookies, info, listing, statement_timeout, status,
+    timeout_of,
+};
 use crate::error::Error;
-use crate::progress;
+use crate::progress::{self, Scans};
 use crate::sql::bound::Bound;
-use crate::sql::session::{Changed, SessionChange, Sessions, Settings};
+use crate::sql::session::{Changed, Rows, SessionChange, Sessions, Settings};
 use crate::sql::statement::{Action as Sort, Command};
 use crate::sql::{CATALOG, Engine};
 use crate::table::catalog_error;
@@ -57,6 +64,7 @@ pub struct LakeFlight {
     engine: Arc<Engine>,
     sessions: Arc<Sessions>,
     operations: Arc<Operations>,
+    polls: Arc<Polls>,
     keys: Arc<TicketKeys>,
     metrics: Arc<Metrics>,
     running: Running,
@@ -72,23 +80,39 @@ impl LakeFlight {
     pub fn new(
         sessions: Arc<Sessions>,
         operations: Arc<Operations>,
+        polls: Arc<Polls>,
         keys: Arc<TicketKeys>,
         metrics: Arc<Metrics>,
     ) -> Result<Self, Error> {
         let (info, types) = (Arc::new(info::sql_info()?), Arc::new(info::type_info()?));
         let (engine, running) = (sessions.engine().clone(), Running::default());
-        Ok(Self { engine, sessions, operations, keys, metrics, running, info, types })
+        Ok(Self { engine, sessions, operations, polls, keys, metrics, running, info, types })
     }
 
     /// What a statement would return, and a ticket for running it. Nothing is changed; a transaction remembers its changes that
     /// are to be fetched.
     async fn info_for(
         &self,
-        mut ticket: StatementTicket,
+        ticket: StatementTicket,
         request: Request<FlightDescriptor>,
     ) -> Result<Response<FlightInfo>, Status> {
         let (headers, _, descriptor) = request.into_parts();
-        let timeout = timeout_of(&headers);
+        let (plan, schema) = self.plan(ticket, &headers).await?;
+        let ticket = plan.encode(&self.keys, listing_deadline(&headers)).await.map_err(refused)?;
+        let mut endpoint = FlightEndpoint::new().with_ticket(ticket);
+        let expires = endpoint.expiration_time.get_or_insert_default();
+        expires.seconds = i64::try_from(plan.expires_ms() / 1000).unwrap_or(i64::MAX);
+        let info = planned_info(&plan, &schema, descriptor)?.with_endpoint(endpoint);
+        if !headers.contains_key(SCHEMA_HEADER) {
+            let StatementTicket { id, sql, settings, .. } = &plan.statement;
+            self.sessions.asked(*id, sql, settings).map_err(refused)?;
+        }
+        Ok(Response::new(info))
+    }
+
+    /// What running a statement needs, and the schema of what it would return. Nothing is changed.
+    async fn plan(&self, mut ticket: StatementTicket, headers: &MetadataMap) -> Result<(Plan, SchemaRef), Status> {
+        let timeout = timeout_of(headers);
         let described = self.sessions.describe(&ticket.bound(), &ticket.settings, timeout).await.map_err(refused)?;
         if !described.parameters.is_empty() {
             return Err(refused(Error::invalid(format!(
@@ -96,26 +120,107 @@ impl LakeFlight {
                 described.parameters.len()
             ))));
         }
-        let stale = described.stale;
         ticket.timeout_ms = timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX));
-        let plan = Plan::new(ticket, described.pins, stale);
-        let deadline = Instant::now() + timeout.unwrap_or(LISTING_TIMEOUT);
-        let mut endpoint = FlightEndpoint::new().with_ticket(plan.encode(&self.keys, deadline).await.map_err(refused)?);
-        let expires = endpoint.expiration_time.get_or_insert_default();
-        expires.seconds = i64::try_from(plan.expires_ms() / 1000).unwrap_or(i64::MAX);
-        let mut info = FlightInfo::new()
-            .try_with_schema(&outgoing_schema(&described.schema))
-            .map_err(|e| Status::internal(format!("encoding the schema: {e}")))?
-            .with_endpoint(endpoint)
-            .with_descriptor(descriptor);
-        if let Some(stale) = stale {
-            info = info.with_app_metadata(format!("{STALE_HEADER}: {}", stale.as_millis()));
+        Ok((Plan::new(ticket, described.pins, described.stale), described.schema))
+    }
+
+    /// PollFlightInfo: begins a query, or says how far one has come ([`super::polls`]). What is no query, or belongs to a transaction, is
+    /// answered at once, as GetFlightInfo answers it.
+    ///
+    /// # Errors
+    /// Those of planning; of a query that has failed, its own.
+    pub async fn poll(&self, request: Request<FlightDescriptor>) -> Result<Response<PollInfo>, Status> {
+        let command = Any::decode(&*request.get_ref().cmd).ok().and_then(|any| FlightCommand::try_from(any).ok());
+        let ticket = match command {
+            Some(FlightCommand::TicketStatementQuery(name)) => {
+                return self.poll_again(&name.statement_handle, request).await;
+            }
+            Some(FlightCommand::CommandStatementQuery(query)) => {
+                let settings = self.settings(request.metadata(), query.transaction_id.as_ref())?;
+                Some(StatementTicket { settings, ..StatementTicket::new(query.query) })
+            }
+            Some(FlightCommand::CommandPreparedStatementQuery(query)) => Some(opened(&query, request.metadata())?),
+            _ => None,
+        };
+        if let Some(ticket) = ticket
+            && ticket.settings.transaction.is_none()
+            && self.command_of(&ticket.sql, &ticket.settings)?.is_none()
+        {
+            return self.poll_first(ticket, request.metadata()).await;
         }
-        if !headers.contains_key(SCHEMA_HEADER) {
-            let StatementTicket { id, sql, settings, .. } = &plan.statement;
-            self.sessions.asked(*id, sql, settings).map_err(refused)?;
+        let info = self.get_flight_info(request).await?;
+        Ok(info.map(|info| PollInfo { info: Some(info), progress: Some(1.0), ..PollInfo::default() }))
+    }
+
+    /// Begins a query that is polled.
+    async fn poll_first(&self, ticket: StatementTicket, headers: &MetadataMap) -> Result<Response<PollInfo>, Status> {
+        let (plan, schema) = self.plan(ticket, headers).await?;
+        let (id, node) = (plan.statement.id, self.sessions.transactions().node().to_owned());
+        let name = Polled { id, node }.encode(&self.keys, listing_deadline(headers)).await.map_err(refused)?;
+        let info = planned_info(&plan, &schema, FlightDescriptor::new_cmd(name.ticket))?;
+        // The call ends before the query does.
+        let timeout = statement_timeout(headers);
+        let scans = Arc::new(Scans::default());
+        let (flight, shown) = (self.clone(), scans.clone());
+        let query = async move { flight.keep(&Asked::Plan(plan), timeout, shown).await };
+        self.polls.begin(id, info, scans, query).map_err(refused)?;
+        self.polls.poll(id, wait_within(headers, FIRST_WAIT)).await.map(Response::new).map_err(refused)
+    }
+
+    /// How far a query has come, by its name.
+    async fn poll_again(&self, name: &[u8], request: Request<FlightDescriptor>) -> Result<Response<PollInfo>, Status> {
+        let (headers, _, descriptor) = request.into_parts();
+        let polled = Polled::of(name, &self.keys, listing_deadline(&headers)).await.map_err(refused)?;
+        let polled = polled.ok_or_else(|| refused(Error::invalid("this is the ticket of no query that is polled")))?;
+        if let Some(mut node) = self.node_of(&polled, &headers).await? {
+            return node.poll_flight_info(transactions::carry(&headers, descriptor)).await;
         }
-        Ok(Response::new(info))
+        let told = self.polls.poll(polled.id, wait_within(&headers, LATER_WAIT)).await;
+        told.map(Response::new).map_err(refused)
+    }
+
+    /// Runs a query, and keeps its rows.
+    async fn keep(&self, asked: &Asked, timeout: Option<Duration>, scans: Arc<Scans>) -> Result<Spool, Error> {
+        let settings = &asked.statement().settings;
+        let (schema, rows, stale) = progress::shown_to(scans, self.start(asked, settings, timeout)).await?;
+        // As clients see them: what is only a part of larger memory becomes as large as it is.
+        let schema = outgoing_schema(&schema);
+        let under = schema.clone();
+        let rows = rows.map(move |batch| batch.and_then(|batch| outgoing(&batch, &under)));
+        self.polls.spools().keep(schema, stale, rows).await
+    }
+
+    /// The rows of a query that was polled, from here or from the node that has them.
+    async fn fetch(&self, polled: &Polled, headers: &MetadataMap, came: Ticket) -> Answer {
+        if let Some(mut node) = self.node_of(polled, headers).await? {
+            let answer = node.do_get(transactions::carry(headers, came)).await?;
+            return Ok(answer.map(|stream| Box::pin(stream) as FlightStream));
+        }
+        let fetched = self.polls.fetch(polled.id).map_err(refused)?;
+        Ok(answered(fetched.schema, fetched.rows, fetched.stale))
+    }
+
+    /// The node of a query that is polled, if it is another one and the request was not sent on already.
+    async fn node_of(
+        &self,
+        polled: &Polled,
+        headers: &MetadataMap,
+    ) -> Result<Option<FlightServiceClient<Channel>>, Status> {
+        if !self.is_elsewhere(polled, headers) {
+            return Ok(None);
+        }
+        let away = |why: String| {
+            refused(Error::unavailable(format!(
+                "{}, the query node that runs this polled query or has its rows, cannot be reached: {why}; try again, or run the query \
+                 again",
+                polled.node
+            )))
+        };
+        transactions::connect(&polled.node).await.map(Some).map_err(away)
+    }
+
+    fn is_elsewhere(&self, polled: &Polled, headers: &MetadataMap) -> bool {
+        polled.node != self.sessions.transactions().node() && !headers.contains_key(FORWARDED_HEADER)
     }
 
     /// Runs what a ticket says, here or where its transaction is: there it goes as it came.
@@ -136,26 +241,34 @@ impl LakeFlight {
             let (changed, answering) = self.answer(ticket.id, command, asked.bound(), settings, timeout).await?;
             return Ok(Response::new(answering.hand_out(encode_one(count_batch(command, &changed)?))));
         }
+        let (schema, rows, stale) = self.start(&asked, &settings, timeout).await.map_err(refused)?;
+        Ok(answered(outgoing_schema(&schema), rows, stale))
+    }
+
+    /// Begins a query, which is counted and can be cancelled. Besides its rows: how old the oldest pointer was that is used because the
+    /// metadata cluster is away, or was when it was planned.
+    async fn start(
+        &self,
+        asked: &Asked,
+        settings: &Settings,
+        timeout: Option<Duration>,
+    ) -> Result<(SchemaRef, Rows, Option<Duration>), Error> {
+        let ticket = asked.statement();
         let run = self.running.begin(ticket.id);
         let measured = self.metrics.begin(Command::Select, &ticket.sql);
         let bound = asked.bound();
-        let starting = self.sessions.query(&bound, &settings, timeout);
+        let starting = self.sessions.query(&bound, settings, timeout);
         let (schema, rows, mut stale) = match run.unless_cancelled(starting, running::cancelled).await {
             Ok(started) => started,
             Err(error) => {
-                let status = refused(error.clone());
-                measured.end(&Err::<(), _>(error), |()| 0);
-                return Err(status);
+                measured.end(&Err::<(), _>(error.clone()), |()| 0);
+                return Err(error);
             }
         };
-        if let Asked::Plan(plan) = &asked {
+        if let Asked::Plan(plan) = asked {
             stale = stale.or(plan.stale_ms.map(Duration::from_millis));
         }
-        let mut response = Response::new(encode(outgoing_schema(&schema), measured.rows(run.rows(rows))));
-        if let Some(value) = stale.and_then(|stale| stale.as_millis().to_string().parse().ok()) {
-            response.metadata_mut().insert(STALE_HEADER, value);
-        }
-        Ok(response)
+        Ok((schema, measured.rows(run.rows(rows)).boxed(), stale))
     }
 
     /// The command, if the statement changes something.
@@ -234,22 +347,33 @@ impl LakeFlight {
         count.ok_or_else(transactions::no_count)
     }
 
-    /// The id of the statement that a FlightInfo stands for.
-    async fn statement_of(&self, info: &FlightInfo) -> Result<Uuid, Status> {
+    /// The id of the statement that a FlightInfo stands for, and its name if it is polled.
+    async fn statement_of(&self, info: &FlightInfo) -> Result<(Uuid, Option<Polled>), Status> {
         let nothing = || refused(Error::invalid("this FlightInfo is no answer of lake's to a statement"));
-        let ticket = info.endpoint.first().and_then(|endpoint| endpoint.ticket.as_ref()).ok_or_else(nothing)?;
-        let any = Any::decode(&*ticket.ticket).map_err(|_| nothing())?;
+        let ticket = info.endpoint.first().and_then(|endpoint| endpoint.ticket.as_ref());
+        // A query that is polled has a ticket once it has ended.
+        let ticket = ticket.map(|ticket| &ticket.ticket).or(info.flight_descriptor.as_ref().map(|name| &name.cmd));
+        let any = Any::decode(&**ticket.ok_or_else(nothing)?).map_err(|_| nothing())?;
         let Ok(FlightCommand::TicketStatementQuery(ticket)) = FlightCommand::try_from(any) else {
             return Err(nothing());
         };
-        let deadline = Instant::now() + LISTING_TIMEOUT;
-        let asked = Asked::of(&ticket.statement_handle, &self.keys, deadline).await.map_err(refused)?;
-        Ok(asked.statement().id)
+        let (handle, deadline) = (&ticket.statement_handle, Instant::now() + LISTING_TIMEOUT);
+        if let Some(polled) = Polled::of(handle, &self.keys, deadline).await.map_err(refused)? {
+            return Ok((polled.id, Some(polled)));
+        }
+        let asked = Asked::of(handle, &self.keys, deadline).await.map_err(refused)?;
+        Ok((asked.statement().id, None))
     }
 
     /// Cancels what a FlightInfo stands for, here or on another node.
     async fn cancel(&self, headers: &MetadataMap, info: &FlightInfo) -> Result<bool, Status> {
-        let id = self.statement_of(info).await?;
+        let (id, polled) = self.statement_of(info).await?;
+        if let Some(polled) = polled {
+            return match self.is_elsewhere(&polled, headers) {
+                true => running::cancel_at(&polled.node, headers, info).await,
+                false => Ok(self.polls.cancel(id)),
+            };
+        }
         let (here, metadata) = (self.sessions.transactions().node(), &self.engine.tables().metadata);
         Ok(self.running.cancel(id) || running::cancel_elsewhere(metadata, here, headers, info).await)
     }
@@ -290,8 +414,41 @@ fn command_info(
     Ok(Response::new(info))
 }
 
-fn listing_deadline<T>(request: &Request<T>) -> Instant {
-    Instant::now() + timeout_of(request.metadata()).unwrap_or(LISTING_TIMEOUT)
+/// What is said of a statement that was planned, without an endpoint.
+fn planned_info(plan: &Plan, schema: &SchemaRef, descriptor: FlightDescriptor) -> Result<FlightInfo, Status> {
+    let info = FlightInfo::new()
+        .try_with_schema(&outgoing_schema(schema))
+        .map_err(|e| Status::internal(format!("encoding the schema: {e}")))?
+        .with_descriptor(descriptor);
+    Ok(match plan.stale_ms {
+        Some(stale) => info.with_app_metadata(format!("{STALE_HEADER}: {stale}")),
+        None => info,
+    })
+}
+
+/// The answer with a query's rows.
+fn answered(schema: SchemaRef, rows: Rows, stale: Option<Duration>) -> Response<FlightStream> {
+    let mut response = Response::new(encode(schema, rows));
+    if let Some(value) = stale.and_then(|stale| stale.as_millis().to_string().parse().ok()) {
+        response.metadata_mut().insert(STALE_HEADER, value);
+    }
+    response
+}
+
+/// What a prepared statement is run as.
+fn opened(query: &CommandPreparedStatementQuery, headers: &MetadataMap) -> Result<StatementTicket, Status> {
+    let mut ticket = prepared::opened(&query.prepared_statement_handle).map_err(refused)?;
+    ticket.settings = settings_of(headers, None, ticket.settings).map_err(refused)?;
+    Ok(ticket)
+}
+
+/// How long a poll may wait for an end: no longer than its call may take.
+fn wait_within(headers: &MetadataMap, most: Duration) -> Duration {
+    call_timeout(headers).map_or(most, |timeout| most.min(timeout / 2))
+}
+
+fn listing_deadline(headers: &MetadataMap) -> Instant {
+    Instant::now() + timeout_of(headers).unwrap_or(LISTING_TIMEOUT)
 }
 
 fn one_batch(batch: arrow_flight::error::Result<RecordBatch>) -> Answer {
@@ -317,9 +474,12 @@ impl FlightSqlService for LakeFlight {
     }
 
     async fn do_get_statement(&self, ticket: TicketStatementQuery, request: Request<Ticket>) -> Answer {
-        let deadline = Instant::now() + timeout_of(request.metadata()).unwrap_or(LISTING_TIMEOUT);
-        let asked = Asked::decode(&ticket.statement_handle, &self.keys, deadline).await.map_err(refused)?;
         let (headers, _, came) = request.into_parts();
+        let (handle, deadline) = (&ticket.statement_handle, listing_deadline(&headers));
+        if let Some(polled) = Polled::of(handle, &self.keys, deadline).await.map_err(refused)? {
+            return self.fetch(&polled, &headers, came).await;
+        }
+        let asked = Asked::decode(handle, &self.keys, deadline).await.map_err(refused)?;
         self.redeem(asked, &headers, came).await
     }
 
@@ -381,8 +541,7 @@ impl FlightSqlService for LakeFlight {
         query: CommandPreparedStatementQuery,
         request: Request<FlightDescriptor>,
     ) -> Result<Response<FlightInfo>, Status> {
-        let mut ticket = prepared::opened(&query.prepared_statement_handle).map_err(refused)?;
-        ticket.settings = settings_of(request.metadata(), None, ticket.settings).map_err(refused)?;
+        let ticket = opened(&query, request.metadata())?;
         if let Some(elsewhere) = Elsewhere::of(&self.sessions, &ticket.settings, request.metadata()).map_err(refused)? {
             let (headers, _, descriptor) = request.into_parts();
             return elsewhere.info(&headers, descriptor).await;
@@ -508,7 +667,7 @@ impl FlightSqlService for LakeFlight {
             }
             running::PROGRESS => {
                 let info = FlightInfo::decode(action.body).map_err(|e| refused(Error::invalid(e)))?;
-                let rows = self.running.rows_so_far(self.statement_of(&info).await?);
+                let rows = self.running.rows_so_far(self.statement_of(&info).await?.0);
                 let waits = rows.and_then(|_| running::waits_for(&self.engine.tables().metadata));
                 rows.map(|rows| rows.to_string()).into_iter().chain(waits).map(String::into_bytes).collect()
             }
@@ -543,7 +702,7 @@ impl FlightSqlService for LakeFlight {
     async fn do_get_schemas(&self, query: CommandGetDbSchemas, request: Request<Ticket>) -> Answer {
         let metadata = &self.engine.tables().metadata;
         let failed = |e| refused(catalog_error("listing schemas", e));
-        let namespaces = metadata.list_namespaces(listing_deadline(&request)).await.map_err(failed)?;
+        let namespaces = metadata.list_namespaces(listing_deadline(request.metadata())).await.map_err(failed)?;
         let mut builder = query.into_builder();
         for namespace in namespaces {
             builder.append(CATALOG, namespace.to_string());
@@ -560,7 +719,9 @@ impl FlightSqlService for LakeFlight {
     }
 
     async fn do_get_tables(&self, query: CommandGetTables, request: Request<Ticket>) -> Answer {
-        one_batch(Ok(listing::tables(&self.engine, query, listing_deadline(&request)).await.map_err(refused)?))
+        one_batch(Ok(listing::tables(&self.engine, query, listing_deadline(request.metadata()))
+            .await
+            .map_err(refused)?))
     }
 
     async fn get_flight_info_table_types(

@@ -1,15 +1,18 @@
 //! What tickets and prepared statements hold: the statement itself, with what it is run with, so that no node has to remember it.
 //!
-//! Of tickets there are two kinds:
+//! Of tickets there are three kinds:
 //! - a *statement* as a client writes it, which any client of lake's may: it says no more than a command would;
 //! - a *plan*, which GetFlightInfo makes: it also holds the versions that the query was planned on. These name objects to be
 //!   read, so it is signed ([`super::keys`]). Any node redeems it, until it expires ([`LIFETIME`]): before what it names may be removed,
 //!   since no snapshot expires for [`HELD_FOR`] after it was current, unless a table asks for less ([`crate::table::maintenance::HELD`]).
-//!   A change is made once by its id, whichever nodes are asked ([`crate::sql::once::TICKETS`]).
+//!   A change is made once by its id, whichever nodes are asked ([`crate::sql::once::TICKETS`]);
+//! - the *name* of a query that is polled ([`super::polls`]): what runs, or has run, at the node that it says. Signed as well: a
+//!   node sends on to another what concerns it.
 //!
 //! ```text
 //! statement: JSON [0 values]                values of the parameters, as a stream of Arrow's IPC format
 //! plan:      1 id-of-the-key tag JSON [0 values]
+//! name:      2 id-of-the-key tag JSON
 //! ```
 
 use std::sync::Arc;
@@ -41,6 +44,8 @@ const _: () = assert!(
 );
 /// What a plan begins with; JSON does not.
 const PLAN: u8 = 1;
+/// What the name of a polled query begins with.
+const POLLED: u8 = 2;
 /// What separates JSON, which never holds it, from values.
 const VALUES: u8 = 0;
 
@@ -131,9 +136,37 @@ impl Plan {
     /// Those of [`TicketKeys::sign`].
     pub async fn encode(&self, keys: &TicketKeys, deadline: Instant) -> Result<Ticket> {
         let message = with_values(self, self.statement.parameters.as_ref())?;
-        let mut handle = vec![PLAN];
-        handle.extend(keys.sign(&message, deadline).await?);
-        Ok(in_ticket(handle.into()))
+        signed(PLAN, &message, keys, deadline).await
+    }
+}
+
+/// The name of a query that is polled.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Polled {
+    /// The operation.
+    pub id: Uuid,
+    /// The node that runs it, as others reach it.
+    pub node: String,
+}
+
+impl Polled {
+    /// As it travels in DoGet, and in the descriptor that it is polled by.
+    ///
+    /// # Errors
+    /// Those of [`TicketKeys::sign`].
+    pub async fn encode(&self, keys: &TicketKeys, deadline: Instant) -> Result<Ticket> {
+        signed(POLLED, &with_values(self, None)?, keys, deadline).await
+    }
+
+    /// From the handle within a ticket; `None`: it is of another kind.
+    ///
+    /// # Errors
+    /// `Invalid`: it was not made by lake, or was changed.
+    pub async fn of(handle: &[u8], keys: &TicketKeys, deadline: Instant) -> Result<Option<Self>> {
+        let Some((&POLLED, signed)) = handle.split_first() else { return Ok(None) };
+        let message = keys.verify(signed, deadline).await?;
+        let (polled, _) = read(message).map_err(|e| e.while_doing(format_args!("reading a ticket")))?;
+        Ok(Some(polled))
     }
 }
 
@@ -193,6 +226,12 @@ impl Asked {
             }
         }
     }
+}
+
+async fn signed(kind: u8, message: &[u8], keys: &TicketKeys, deadline: Instant) -> Result<Ticket> {
+    let mut handle = vec![kind];
+    handle.extend(keys.sign(message, deadline).await?);
+    Ok(in_ticket(handle.into()))
 }
 
 fn in_ticket(handle: Bytes) -> Ticket {
@@ -261,5 +300,21 @@ mod tests {
         assert!(error.message.contains("expired"), "{error}");
         assert_eq!(Asked::of(&ticket, &keys, soon).await, Ok(Asked::Plan(past)), "what it began can be cancelled");
         assert_eq!(Asked::decode(b"", &keys, soon).await.unwrap_err().kind, Kind::Invalid);
+    }
+
+    #[tokio::test]
+    async fn the_name_of_a_polled_query_is_signed_and_no_plan() {
+        let store: SharedStore = Arc::new(MemoryStore::new());
+        let keys = TicketKeys::new(store);
+        let soon = Instant::now() + Duration::from_secs(10);
+        let polled = Polled { id: Uuid::new_v4(), node: "there:1".to_owned() };
+        let ticket = handle(&polled.encode(&keys, soon).await.unwrap());
+        assert_eq!(Polled::of(&ticket, &keys, soon).await, Ok(Some(polled)));
+        assert_eq!(Asked::decode(&ticket, &keys, soon).await.unwrap_err().kind, Kind::Invalid);
+        let mut forged = ticket.to_vec();
+        *forged.last_mut().unwrap() ^= 1;
+        assert_eq!(Polled::of(&forged, &keys, soon).await.unwrap_err().kind, Kind::Invalid);
+        let statement = handle(&StatementTicket::new("SELECT 1").encode().unwrap());
+        assert_eq!(Polled::of(&statement, &keys, soon).await, Ok(None));
     }
 }

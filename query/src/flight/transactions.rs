@@ -123,7 +123,7 @@ pub async fn end(
         match elsewhere.connect().await {
             Ok(mut node) => {
                 let action = Action { r#type: END.to_owned(), body: request.as_any().encode_to_vec().into() };
-                let answer = node.do_action(elsewhere.carry(headers, action)).await?;
+                let answer = node.do_action(carry(headers, action)).await?;
                 return answer.into_inner().try_for_each(|_| futures::future::ok(())).await;
             }
             Err(error) => tracing::info!(%error, "the node of a transaction is away: how it ends is settled here"),
@@ -158,37 +158,7 @@ impl Elsewhere {
                 self.0.id
             ))
         };
-        match tokio::time::timeout(CONNECT_WITHIN, crate::client::open(node)).await {
-            Ok(Ok(channel)) => Ok(FlightServiceClient::new(channel)
-                .max_decoding_message_size(usize::MAX)
-                .max_encoding_message_size(usize::MAX)),
-            Ok(Err(error)) => Err(away(crate::error::with_sources(&error))),
-            Err(_) => Err(away("it does not answer".to_owned())),
-        }
-    }
-
-    /// The request as it is sent on.
-    pub fn carry<T>(&self, headers: &MetadataMap, message: T) -> Request<T> {
-        let mut request = Request::new(message);
-        let carried = request.metadata_mut();
-        for name in [
-            "authorization",
-            "grpc-timeout",
-            cookies::HEADER,
-            TIMEOUT_HEADER,
-            OPERATION_HEADER,
-            ISOLATION_HEADER,
-            SCHEMA_HEADER,
-        ] {
-            for value in headers.get_all(name) {
-                carried.append(name, value.clone());
-            }
-        }
-        if let Some(value) = headers.get_bin(SETTINGS_HEADER) {
-            carried.insert_bin(SETTINGS_HEADER, value.clone());
-        }
-        carried.insert(FORWARDED_HEADER, MetadataValue::from_static("1"));
-        request
+        connect(node).await.map_err(away)
     }
 
     /// The answer of that node to a ticket.
@@ -201,7 +171,7 @@ impl Elsewhere {
         headers: &MetadataMap,
         ticket: Ticket,
     ) -> Result<Response<FlightStream>, Status> {
-        let answer = node.do_get(self.carry(headers, ticket)).await?;
+        let answer = node.do_get(carry(headers, ticket)).await?;
         Ok(answer.map(|stream| Box::pin(stream) as FlightStream))
     }
 
@@ -215,7 +185,7 @@ impl Elsewhere {
         descriptor: FlightDescriptor,
     ) -> Result<Response<FlightInfo>, Status> {
         let mut node = self.connect().await.map_err(|e| from_error(&e))?;
-        node.get_flight_info(self.carry(headers, descriptor)).await
+        node.get_flight_info(carry(headers, descriptor)).await
     }
 
     /// The count that the node answers to rows which are ingested. They go there as they come; what is held of them here is a message
@@ -242,12 +212,50 @@ impl Elsewhere {
         let answer = tokio::select! {
             biased;
             Some(status) = broken.recv() => return Err(status),
-            answer = node.do_put(self.carry(headers, rows)) => answer?,
+            answer = node.do_put(carry(headers, rows)) => answer?,
         };
         let result = answer.into_inner().try_next().await?;
         let result = result.and_then(|result| DoPutUpdateResult::decode(result.app_metadata).ok());
         result.map(|result| result.record_count).ok_or_else(no_count)
     }
+}
+
+/// A connection to another node.
+///
+/// # Errors
+/// Why it cannot be reached, in words.
+pub async fn connect(node: &str) -> Result<FlightServiceClient<Channel>, String> {
+    match tokio::time::timeout(CONNECT_WITHIN, crate::client::open(node)).await {
+        Ok(Ok(channel)) => Ok(FlightServiceClient::new(channel)
+            .max_decoding_message_size(usize::MAX)
+            .max_encoding_message_size(usize::MAX)),
+        Ok(Err(error)) => Err(crate::error::with_sources(&error)),
+        Err(_) => Err("it does not answer".to_owned()),
+    }
+}
+
+/// A request as it is sent on to another node.
+pub fn carry<T>(headers: &MetadataMap, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    let carried = request.metadata_mut();
+    for name in [
+        "authorization",
+        "grpc-timeout",
+        cookies::HEADER,
+        TIMEOUT_HEADER,
+        OPERATION_HEADER,
+        ISOLATION_HEADER,
+        SCHEMA_HEADER,
+    ] {
+        for value in headers.get_all(name) {
+            carried.append(name, value.clone());
+        }
+    }
+    if let Some(value) = headers.get_bin(SETTINGS_HEADER) {
+        carried.insert_bin(SETTINGS_HEADER, value.clone());
+    }
+    carried.insert(FORWARDED_HEADER, MetadataValue::from_static("1"));
+    request
 }
 
 /// The answer to a change is something else.

@@ -16,6 +16,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::{Engine, Planned, Work, as_written, computing, name_files, panicked};
 use crate::error::{Error, Result};
+use crate::progress;
 
 /// Batches that wait for the client to take them.
 const BATCHES_AHEAD: usize = 1;
@@ -52,6 +53,7 @@ impl Engine {
             Ok(Err(panic)) => return Err(panicked("planning the query", panic.as_ref())),
             Err(_) => return Err(read_deadline()),
         };
+        progress::runs_by(&physical);
         let unnamed = stream.schema();
         let schema = names.put(as_told(&unnamed, &told));
         let named = (!Arc::ptr_eq(&unnamed, &schema)).then(|| schema.clone());

@@ -2,19 +2,27 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, Int64Array, RecordBatch, StringArray};
+use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Int32Type};
 use arrow_flight::encode::FlightDataEncoderBuilder;
 use arrow_flight::sql::client::FlightSqlServiceClient;
 use arrow_flight::sql::{
-    CommandGetTables, CommandGetXdbcTypeInfo, CommandStatementIngest, EndTransaction, ProstMessageExt,
-    TableDefinitionOptions, TableExistsOption, TableNotExistOption,
+    ActionCreatePreparedStatementRequest, ActionCreatePreparedStatementResult, Any, CommandGetTables,
+    CommandGetXdbcTypeInfo, CommandPreparedStatementQuery, CommandStatementIngest, CommandStatementQuery,
+    EndTransaction, ProstMessageExt, TableDefinitionOptions, TableExistsOption, TableNotExistOption,
+    TicketStatementQuery,
 };
-use arrow_flight::{FlightDescriptor, IpcMessage};
+use arrow_flight::{
+    Action, CancelFlightInfoRequest, CancelFlightInfoResult, CancelStatus, FlightDescriptor, FlightInfo, IpcMessage,
+    PollInfo, Ticket,
+};
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
+use lake_client::memory::MemoryStore;
+use lake_query::Options;
 use prost::Message;
 use tonic::transport::Channel;
+use tonic::{Code, Status};
 
 use crate::common::{Cluster, in_time, number, rows_of, run, text, until};
 use crate::support::eventually;
@@ -255,37 +263,186 @@ async fn the_server_describes_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn polling_answers_with_all_there_is() {
+async fn a_schema_is_told_without_rows() {
     let cluster = Cluster::start(1).await;
     let mut client = flight_sql(&cluster, 0).await;
-    let asking = |query: &str| {
-        let command = arrow_flight::sql::CommandStatementQuery { query: query.into(), transaction_id: None };
-        let command = prost::Message::encode_to_vec(&arrow_flight::sql::ProstMessageExt::as_any(&command));
-        FlightDescriptor::new_cmd(command)
-    };
-    let descriptor = asking("SELECT 7 AS x");
-    let inner = client.inner_mut();
-    let poll = inner.poll_flight_info(descriptor.clone()).await.unwrap().into_inner();
-    assert!(poll.flight_descriptor.is_none(), "there is nothing more to ask for");
-    let info = poll.info.unwrap();
-    let schema = inner.get_schema(descriptor).await.unwrap().into_inner();
+    let schema = client.inner_mut().get_schema(asking("SELECT 7 AS x")).await.unwrap().into_inner();
     let schema = arrow::datatypes::Schema::try_from(IpcMessage(schema.schema)).unwrap();
     assert_eq!(schema.field(0).name(), "x");
-    let stream = client.do_get(ticket(&info)).await.unwrap();
-    let rows: Vec<RecordBatch> = stream.try_collect().await.unwrap();
-    assert_eq!(rows_of(&rows), [["7"]]);
-    assert_eq!(rows[0].column(0).null_count(), 0);
-    // A query of months: nothing of it is waited for, nothing runs before its rows are asked for, and those come while it does.
+}
+
+fn asking(query: &str) -> FlightDescriptor {
+    let command = CommandStatementQuery { query: query.into(), transaction_id: None };
+    FlightDescriptor::new_cmd(command.as_any().encode_to_vec())
+}
+
+async fn poll(client: &mut FlightSqlServiceClient<Channel>, descriptor: FlightDescriptor) -> Result<PollInfo, Status> {
+    let answer = in_time("an answer", client.inner_mut().poll_flight_info(descriptor)).await;
+    answer.map(tonic::Response::into_inner)
+}
+
+/// Polls until there is nothing more to ask for.
+async fn polled(
+    client: &mut FlightSqlServiceClient<Channel>,
+    descriptor: FlightDescriptor,
+) -> Result<PollInfo, Status> {
+    in_time("the end of a query", to_its_end(client, descriptor)).await
+}
+
+async fn to_its_end(
+    client: &mut FlightSqlServiceClient<Channel>,
+    mut descriptor: FlightDescriptor,
+) -> Result<PollInfo, Status> {
+    loop {
+        let told = poll(client, descriptor).await?;
+        match told.flight_descriptor.clone() {
+            Some(next) => descriptor = next,
+            None => return Ok(told),
+        }
+    }
+}
+
+async fn cancel(client: &mut FlightSqlServiceClient<Channel>, info: &FlightInfo) -> CancelStatus {
+    let action = Action::new("CancelFlightInfo", CancelFlightInfoRequest::new(info.clone()).encode_to_vec());
+    let answers: Vec<_> = client.do_action(tonic::Request::new(action)).await.unwrap().try_collect().await.unwrap();
+    CancelFlightInfoResult::decode(&*answers[0].body).unwrap().status()
+}
+
+/// Runs for months, and returns one row.
+const MONTHS: &str = "SELECT count(*) AS n FROM generate_series(1, 1000000000000000) WHERE value % 7 = 3";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_polled_query_is_run_and_its_rows_are_kept_until_they_are_fetched() {
+    let cluster = Cluster::start(2).await;
+    let sql = cluster.client(0).await;
+    run(&sql, "CREATE TABLE t AS SELECT value AS x, CAST(value AS VARCHAR) AS s FROM generate_series(1, 20000)").await;
+    let (mut here, mut there) = (flight_sql(&cluster, 0).await, flight_sql(&cluster, 1).await);
+    let query = "SELECT x, s FROM t ORDER BY x";
+    let told = polled(&mut here, asking(query)).await.unwrap();
+    let info = told.info.unwrap();
+    assert_eq!((told.progress, info.total_records, info.endpoint.len()), (Some(1.0), 20_000, 1));
+    assert!(told.expiration_time.is_some());
+    run(&sql, "DELETE FROM t WHERE x > 2").await;
+    // Any node sends on what another has.
+    let again = polled(&mut there, info.flight_descriptor.clone().unwrap()).await.unwrap();
+    assert_eq!(again.info.as_ref(), Some(&info));
+    let rows = redeem(&mut there, ticket(&info)).await.unwrap();
+    assert_eq!(rows[0].schema().field(1).data_type(), &DataType::Utf8);
+    let text = rows_of(&rows);
+    assert_eq!(text.len(), 20_000, "as it was when it was asked for");
+    assert_eq!(text[0], ["1", "1"]);
+    assert_eq!(text[19_999], ["20000", "20000"]);
+    for client in [&mut here, &mut there] {
+        let error = redeem(client, ticket(&info)).await.unwrap_err();
+        assert!(error.contains("fetched to the end"), "{error}");
+    }
+    assert_eq!(cancel(&mut there, &info).await, CancelStatus::NotCancellable);
+    // A prepared one is run anew each time; no rows are an answer, too.
+    let create = ActionCreatePreparedStatementRequest { query: query.to_owned(), transaction_id: None };
+    let action = Action::new("CreatePreparedStatement", create.as_any().encode_to_vec());
+    let answers: Vec<_> = here.do_action(tonic::Request::new(action)).await.unwrap().try_collect().await.unwrap();
+    let created = Any::decode(&*answers[0].body).unwrap().unpack::<ActionCreatePreparedStatementResult>();
+    let prepared_statement_handle = created.unwrap().unwrap().prepared_statement_handle;
+    let command = CommandPreparedStatementQuery { prepared_statement_handle };
+    let prepared = FlightDescriptor::new_cmd(command.as_any().encode_to_vec());
+    for left in [2, 0] {
+        let told = polled(&mut here, prepared.clone()).await.unwrap();
+        let rows = redeem(&mut there, ticket(&told.info.unwrap())).await.unwrap();
+        assert_eq!(rows_of(&rows).len(), left);
+        run(&sql, "DELETE FROM t WHERE true").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_polled_query_that_runs_is_cancelled_at_any_node() {
+    let cluster = Cluster::start(2).await;
     let running = || cluster.nodes[0].engine().running();
-    let months = asking("SELECT value FROM generate_series(1, 1000000000000000)");
-    let poll = in_time("an answer", client.inner_mut().poll_flight_info(months.clone())).await.unwrap().into_inner();
-    assert!(poll.flight_descriptor.is_none());
-    until("nothing to run", async || running() == 0).await;
-    let mut rows = client.do_get(ticket(&poll.info.unwrap())).await.unwrap();
-    assert!(in_time("the first rows", rows.try_next()).await.unwrap().unwrap().num_rows() > 0);
-    assert_eq!(running(), 1);
-    let poll = in_time("an answer meanwhile", client.inner_mut().poll_flight_info(months)).await.unwrap().into_inner();
-    assert!(poll.info.is_some());
-    drop(rows);
-    until("the query to end", async || running() == 0).await;
+    for node in 0..2 {
+        let (mut client, mut other) = (flight_sql(&cluster, 0).await, flight_sql(&cluster, node).await);
+        let told = poll(&mut client, asking(MONTHS)).await.unwrap();
+        let name = told.flight_descriptor.expect("it has not ended");
+        let info = told.info.unwrap();
+        assert!(info.endpoint.is_empty() && !info.schema.is_empty() && told.progress != Some(1.0));
+        // Nobody has to stay.
+        drop(client);
+        until("it to run", async || running() == 1).await;
+        let error = redeem(&mut other, Ticket { ticket: name.cmd.clone() }).await.unwrap_err();
+        assert!(error.contains("still runs"), "{error}");
+        let (mut waiting, asked) = (other.clone(), name.clone());
+        let waiting = tokio::spawn(async move { poll(&mut waiting, asked).await });
+        assert_eq!(cancel(&mut other, &info).await, CancelStatus::Cancelled);
+        for told in [waiting.await.unwrap(), poll(&mut other, name).await] {
+            let error = told.unwrap_err();
+            assert_eq!(error.code(), Code::Cancelled, "{error}");
+        }
+        assert_eq!(cancel(&mut other, &info).await, CancelStatus::NotCancellable);
+        until("the query to end", async || running() == 0).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_polled_query_that_fails_says_so_at_each_poll() {
+    let cluster = Cluster::over(Arc::new(MemoryStore::new()), 1, |options| Options {
+        spill_limit_bytes: Some(1 << 20),
+        ..options
+    })
+    .await;
+    let mut client = flight_sql(&cluster, 0).await;
+    for (query, code, words) in [
+        ("SELECT 1 / (value - 5000) FROM generate_series(1, 10000)", Code::InvalidArgument, "zero"),
+        ("SELECT value FROM generate_series(1, 1000000)", Code::ResourceExhausted, "spill_limit_bytes"),
+        ("SELECT x FROM nowhere", Code::NotFound, "nowhere"),
+    ] {
+        let error = polled(&mut client, asking(query)).await.unwrap_err();
+        assert!(error.code() == code && error.message().contains(words), "{query}: {error}");
+    }
+    // What has failed holds nothing.
+    let told = polled(&mut client, asking("SELECT value FROM generate_series(1, 1000)")).await.unwrap();
+    assert_eq!(told.info.unwrap().total_records, 1000);
+    // The deadline is the statement's, and not that of the call.
+    let mut request = tonic::Request::new(asking(MONTHS));
+    request.metadata_mut().insert("lake-timeout-ms", "1000".parse().unwrap());
+    let error = match client.inner_mut().poll_flight_info(request).await {
+        Ok(told) => polled(&mut client, told.into_inner().flight_descriptor.unwrap()).await.unwrap_err(),
+        // Planning alone took as long.
+        Err(error) => error,
+    };
+    assert_eq!(error.code(), Code::DeadlineExceeded, "{error}");
+    // A name is signed.
+    let command = TicketStatementQuery { statement_handle: vec![2; 80].into() };
+    let forged = FlightDescriptor::new_cmd(command.as_any().encode_to_vec());
+    let error = poll(&mut client, forged).await.unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument, "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn polling_for_a_change_changes_nothing() {
+    let cluster = Cluster::start(1).await;
+    let sql = cluster.client(0).await;
+    run(&sql, "CREATE TABLE t (x BIGINT)").await;
+    let mut client = flight_sql(&cluster, 0).await;
+    let told = poll(&mut client, asking("INSERT INTO t VALUES (1)")).await.unwrap();
+    assert!(told.flight_descriptor.is_none());
+    assert_eq!(number(&sql, "SELECT count(*) FROM t").await, 0);
+    assert_eq!(rows_of(&redeem(&mut client, ticket(&told.info.unwrap())).await.unwrap()), [["1"]]);
+    assert_eq!(number(&sql, "SELECT count(*) FROM t").await, 1);
+    // A query of a transaction runs as its rows are taken.
+    let transaction_id = Some(client.begin_transaction().await.unwrap());
+    let command = CommandStatementQuery { query: MONTHS.to_owned(), transaction_id };
+    let told = poll(&mut client, FlightDescriptor::new_cmd(command.as_any().encode_to_vec())).await.unwrap();
+    assert!(told.flight_descriptor.is_none());
+    until("nothing to run", async || cluster.nodes[0].engine().running() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_stops_waits_for_no_polled_query() {
+    let mut cluster = Cluster::start(1).await;
+    let mut client = flight_sql(&cluster, 0).await;
+    let told = poll(&mut client, asking(MONTHS)).await.unwrap();
+    assert!(told.flight_descriptor.is_some());
+    let engine = cluster.nodes[0].engine().clone();
+    until("it to run", async || engine.running() == 1).await;
+    drop(client);
+    in_time("the node to stop", cluster.nodes.remove(0).shutdown()).await;
+    until("the query to end", async || engine.running() == 0).await;
 }
