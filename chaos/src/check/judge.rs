@@ -55,7 +55,8 @@ pub fn judge_history(workload: Workload, history: &History, options: &Options) -
 /// Judges a run: its history, and whether it has shown enough.
 pub fn judge_run(workload: Workload, history: &History, run: &Run<'_>, options: &Options) -> Vec<Outcome> {
     let mut outcomes = judge_history(workload, history, options);
-    outcomes.push(availability::check(history, &availability::Limits::of(workload)));
+    let stood_still_ns = run.convergence.map_or(0, |facts| facts.stood_still_ms.saturating_mul(1_000_000));
+    outcomes.push(availability::check(history, &availability::Limits::of(workload), stood_still_ns));
     outcomes.push(faults::check(history, run.faults));
     outcomes.extend(run.deaths.map(deaths::check));
     outcomes.push(match run.convergence {

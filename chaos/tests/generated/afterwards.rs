@@ -53,7 +53,7 @@ fn served(ends: &[Ended], faults: &[(u64, u64)]) -> Verdict {
         let ended = Operation::new(process, kind, at + 1, read(Some(1)));
         operations.push(Operation { refusal, ..ended });
     }
-    availability::check(&History::new(operations).unwrap(), &Limits::of(Workload::Register)).verdict
+    availability::check(&History::new(operations).unwrap(), &Limits::of(Workload::Register), 0).verdict
 }
 
 /// What is well between faults and may be anything under them: gaps between faults, how long each lasts, and how reads under
