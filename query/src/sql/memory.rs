@@ -4,9 +4,14 @@
 //! that can spill, and an operator that gets no more spills, or fails and names itself. Among statements: as long as there
 //! is room everybody gets it. A statement that holds more than its part (the whole, divided by those that hold any) leaves the
 //! last quarter to the others, so that a large one does not make the small ones fail.
+//!
+//! A sort that has spilled merges as many of its runs at once as it is given memory for, and gives none back until it is done. Beside it
+//! another one, or the writer that the rows go to, would have nothing: beyond what each must have, merges leave half of the statement's
+//! memory. With less of it a sort merges fewer runs at once, and goes over its rows once more.
 
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use datafusion::common::{DataFusionError, Result as DfResult};
@@ -16,6 +21,12 @@ use datafusion::execution::memory_pool::{
 
 /// Operators that an error names as those that hold the most.
 const NAMED: NonZeroUsize = NonZeroUsize::MIN.saturating_add(4);
+
+/// What merges of a sort's runs are called.
+const MERGE: &str = "ExternalSorterMerge";
+/// What a merge may have in any case: what a sort sets aside for it before it has read anything (DataFusion's
+/// `sort_spill_reservation_bytes`).
+const MERGE_BYTES: usize = 10 << 20;
 
 /// The memory of all statements.
 #[derive(Debug)]
@@ -38,6 +49,8 @@ struct Held {
 pub struct StatementMemory {
     shared: Arc<SharedMemory>,
     operators: TrackConsumersPool<FairSpillPool>,
+    /// Merges that there are.
+    merges: AtomicUsize,
     /// Changed while the shared lock is held.
     own: Mutex<usize>,
 }
@@ -50,7 +63,12 @@ impl SharedMemory {
     /// A statement's part.
     pub fn statement(self: &Arc<Self>) -> Arc<dyn MemoryPool> {
         let operators = TrackConsumersPool::new(FairSpillPool::new(self.statement_limit), NAMED);
-        Arc::new(StatementMemory { shared: self.clone(), operators, own: Mutex::default() })
+        Arc::new(StatementMemory {
+            shared: self.clone(),
+            operators,
+            merges: AtomicUsize::new(0),
+            own: Mutex::default(),
+        })
     }
 
     /// How much is held, and how much may be.
@@ -66,6 +84,13 @@ impl SharedMemory {
 impl StatementMemory {
     fn own(&self) -> MutexGuard<'_, usize> {
         self.own.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a merge that gets so much more leaves enough of the statement's memory, or has less than its part.
+    fn leaves_enough(&self, merge: &MemoryReservation, additional: usize) -> bool {
+        let half = self.shared.statement_limit / 2;
+        let part = (half / self.merges.load(Ordering::Relaxed).max(1)).max(MERGE_BYTES);
+        merge.size() + additional <= part || self.operators.reserved() + additional <= half
     }
 
     /// Takes from what is shared; `forced`: whether there is any left or not.
@@ -101,6 +126,10 @@ impl StatementMemory {
     }
 }
 
+fn is_merge(consumer: &MemoryConsumer) -> bool {
+    consumer.name().starts_with(MERGE)
+}
+
 impl fmt::Display for StatementMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "statement({})", self.operators)
@@ -113,10 +142,16 @@ impl MemoryPool for StatementMemory {
     }
 
     fn register(&self, consumer: &MemoryConsumer) {
+        if is_merge(consumer) {
+            self.merges.fetch_add(1, Ordering::Relaxed);
+        }
         self.operators.register(consumer);
     }
 
     fn unregister(&self, consumer: &MemoryConsumer) {
+        if is_merge(consumer) {
+            self.merges.fetch_sub(1, Ordering::Relaxed);
+        }
         self.operators.unregister(consumer);
     }
 
@@ -132,10 +167,19 @@ impl MemoryPool for StatementMemory {
     }
 
     fn try_grow(&self, reservation: &MemoryReservation, additional: usize) -> DfResult<()> {
+        let name = reservation.consumer().name();
+        if is_merge(reservation.consumer()) && !self.leaves_enough(reservation, additional) {
+            return Err(DataFusionError::ResourcesExhausted(format!(
+                "{name} of this statement has {} and needs {} more, and merges leave half of the {} of a statement to what else it does",
+                human_readable_size(reservation.size()),
+                human_readable_size(additional),
+                human_readable_size(self.shared.statement_limit)
+            )));
+        }
         if let Err(left) = self.take(additional, false) {
             return Err(DataFusionError::ResourcesExhausted(format!(
                 "{} of this statement needs {} more, and of the {} that all statements share {} are left to it",
-                reservation.consumer().name(),
+                name,
                 human_readable_size(additional),
                 human_readable_size(self.shared.limit),
                 human_readable_size(left)
@@ -189,5 +233,24 @@ mod tests {
         assert!(error.contains("HashJoinInput"), "{error}");
         assert_eq!(shared.figures(), (0, 1000), "what was not given is not held");
         join.try_grow(400).unwrap();
+    }
+
+    #[test]
+    fn merges_leave_half_to_each_other_and_to_others() {
+        const MIB: usize = 1 << 20;
+        let pool = SharedMemory::new(96 * MIB, 96 * MIB).statement();
+        let merge = |part: usize| MemoryConsumer::new(format!("ExternalSorterMerge[{part}]")).register(&pool);
+        let (first, second) = (merge(0), merge(1));
+        first.try_grow(10 * MIB).unwrap();
+        second.try_grow(10 * MIB).unwrap();
+        // Nobody else wants it.
+        first.try_grow(28 * MIB).unwrap();
+        let error = first.try_grow(MIB).unwrap_err().to_string();
+        assert!(error.contains("ExternalSorterMerge[0]") && error.contains("leave half of the 96.0 MB"), "{error}");
+        second.try_grow(14 * MIB).unwrap();
+        second.try_grow(MIB).unwrap_err();
+        MemoryConsumer::new("a data file").register(&pool).try_grow(34 * MIB).unwrap();
+        drop(first);
+        second.try_grow(MIB).unwrap();
     }
 }
