@@ -46,7 +46,7 @@ struct Ahead {
     start: u64,
     /// How many entries may be read at once, if they are like those of that range.
     step: u64,
-    /// How often they were larger: each time half as many are tried from then on.
+    /// How often they were larger of late: each time half as many are tried from then on, and twice as many after a read that was not.
     misses: u32,
     /// How often entries had been taken back when these were read.
     truncations: u64,
@@ -66,9 +66,11 @@ impl Ahead {
         None
     }
 
-    /// From where to read for a range: from further back for who goes backwards.
+    /// From where to read for a range: from further back for who goes backwards, by whole ranges of that length.
     fn begin(&self, start: u64, end: u64) -> u64 {
-        if end == self.start { start.min(end.saturating_sub(self.step)) } else { start }
+        let length = end.saturating_sub(start).max(1);
+        let ahead = (self.step / length).saturating_sub(1) * length;
+        if end == self.start { start.saturating_sub(ahead) } else { start }
     }
 
     /// Keeps what was read before a range, and returns the rest.
@@ -103,9 +105,12 @@ impl RaftLogReader<TypeConfig> for LogStore {
             self.ahead.truncations = self.log.truncations();
             let read = self.log.read_unread(begin..end, READ_BYTES).await?;
             if read.last().is_some_and(|last| last.index() + 1 == end) {
+                self.ahead.misses = self.ahead.misses.saturating_sub(1);
                 return Ok(self.ahead.keep(read, start));
             }
             self.ahead.misses += 1;
+        } else {
+            self.ahead.misses = self.ahead.misses.saturating_sub(1);
         }
         let read = self.log.read_unread(start..end, usize::MAX).await?;
         Ok(self.ahead.keep(read, start))
