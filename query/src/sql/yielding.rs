@@ -454,13 +454,17 @@ mod tests {
             let query = query(&format!("SELECT count(*) FROM {both} WHERE {condition}")).await;
             let query = tokio::spawn(query.collect());
             // Another task of the thread has its turns long before the query could end.
-            let abort = query.abort_handle();
-            let stop = async move {
-                for _ in 0..20 {
-                    tokio::task::yield_now().await;
+            // (One that yields to the runtime has its next turn when all others have had many.)
+            let (abort, mut turns) = (query.abort_handle(), 0);
+            let stop = std::future::poll_fn(move |context| {
+                turns += 1;
+                if turns > 20 {
+                    abort.abort();
+                    return Poll::Ready(());
                 }
-                abort.abort();
-            };
+                context.waker().wake_by_ref();
+                Poll::Pending
+            });
             tokio::spawn(stop);
             let ended = query.await;
             assert!(ended.as_ref().is_err_and(|error| error.is_cancelled()), "{condition}: {ended:?}");
