@@ -34,6 +34,8 @@ import threading
 import time
 
 PATIENCE_SECONDS = 120
+# What `lake bench meta` writes where it is not told otherwise.
+VALUE_BYTES = 256
 
 
 def free_ports(count):
@@ -102,7 +104,8 @@ class Cluster:
         sys.exit(f"{what} did not come within {PATIENCE_SECONDS} s; see {self.directory}")
 
     def bench(self, **options):
-        command = [self.lake, "bench", "meta", "--at", self.at, "--format", "json"]
+        # What is measured afterwards is of a map that has the keys.
+        command = [self.lake, "bench", "meta", "--at", self.at, "--format", "json", "--keep-keys"]
         for name, value in options.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -190,6 +193,8 @@ def size(cluster, args):
           f"{p50 / small[0]:.2f} and {p99 / small[1]:.2f} times that at 1,000", flush=True)
     grown = [(now - then) * 2**20 / (args.keys - 1000) for now, then in zip(figures("after writing"), few)]
     print(f"a key takes {', '.join(f'{each:.0f}' for each in grown)} bytes of each peer's memory", flush=True)
+    if min(grown) < VALUE_BYTES:
+        sys.exit(f"a key takes less than its value, {VALUE_BYTES} bytes: the keys are not there")
     for _ in range(2):
         for peer in cluster.peers:
             cluster.kill(peer)
